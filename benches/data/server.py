@@ -1,4 +1,5 @@
-"""A store of one file: ranges of it over HTTP, as fast as the kernel sends them. `server.py FILE` prints its port."""
+"""A store of one file: ranges of it over HTTP, as fast as the kernel sends them. What is put elsewhere is thrown away, and given as
+that file. `server.py FILE` prints its port."""
 
 import os
 import sys
@@ -6,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FILE = sys.argv[1]
 SIZE = os.path.getsize(FILE)
+# How many bytes were put, and how often, by paths.
+PUT = {}
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -15,19 +18,34 @@ class Answer(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self):
-        self.head(200, SIZE)
+        if self.path == "/blob":
+            self.head(200, SIZE)
+        elif self.path in PUT:
+            size, count = PUT[self.path]
+            self.head(200, size, tag=f'"{count}"')
+        else:
+            self.head(404, 0)
+
+    def do_PUT(self):
+        left = size = int(self.headers["Content-Length"])
+        buffer = bytearray(1 << 20)
+        while left:
+            left -= self.rfile.readinto(memoryview(buffer)[: min(left, len(buffer))])
+        PUT[self.path] = size, PUT.get(self.path, (0, 0))[1] + 1
+        self.head(201, 0)
 
     def do_GET(self):
         first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        self.head(206, last + 1 - first, ("Content-Range", f"bytes {first}-{last}/{SIZE}"))
+        tag = '"one"' if self.path == "/blob" else f'"{PUT[self.path][1]}"'
+        self.head(206, last + 1 - first, ("Content-Range", f"bytes {first}-{last}/{SIZE}"), tag=tag)
         self.wfile.flush()
         with open(FILE, "rb") as file:
             while first <= last:
                 first += os.sendfile(self.connection.fileno(), file.fileno(), first, last + 1 - first)
 
-    def head(self, status, length, *more):
+    def head(self, status, length, *more, tag='"one"'):
         self.send_response(status)
-        for name, value in (("Content-Length", str(length)), ("ETag", '"one"'), ("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT"), *more):
+        for name, value in (("Content-Length", str(length)), ("ETag", tag), ("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT"), *more):
             self.send_header(name, value)
         self.end_headers()
 

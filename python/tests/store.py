@@ -18,6 +18,8 @@ class Store(ThreadingHTTPServer):
         self.asked = []
         # What becomes of the next requests for contents: a status, "cut" or "nothing" of the body, one after the other.
         self.failures = []
+        # What becomes of the next requests to write: a status, or "done" and then 503, one after the other.
+        self.refusals = []
         self.turn = threading.Lock()
 
     def __enter__(self):
@@ -44,6 +46,18 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.answer(with_body=True)
+
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.server.turn:
+            refusal = self.server.refusals.pop(0) if self.server.refusals else None
+            present = self.server.objects.get(self.path)
+            tag = present is not None and f'"{hashlib.md5(present).hexdigest()}"'
+            is_wanted = self.headers.get("If-Match", tag) == tag and not (self.headers.get("If-None-Match") and present is not None)
+            status = refusal if isinstance(refusal, int) else 201 if is_wanted else 412
+            if status == 201:
+                self.server.objects[self.path] = body
+        self.say(503 if refusal == "done" else status, {})
 
     def answer(self, with_body):
         body = self.server.objects.get(self.path)

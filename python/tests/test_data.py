@@ -205,3 +205,56 @@ def test_a_gpu_that_fails_meanwhile_is_told_of():
         _, url = node.file(numbers(13))
         with pytest.raises(package.DataGpuError, match="could not be copied to the GPU"):
             node.deploy(url).total.remote()
+
+
+STREAMS = """
+import numpy
+from numba import cuda
+
+@cuda.jit
+def add(numbers, total):
+    at = cuda.grid(1)
+    if at < numbers.size:
+        cuda.atomic.add(total, 0, numbers[at])
+
+@app.cls(gpu="emulated", sleep_window=0, data={{"numbers": rekindle.Data({url!r}, dtype="int32", shape={count})}})
+class Streams:
+    @rekindle.enter()
+    def compile(self):
+        add[1, 32](cuda.to_device(numpy.zeros(4, "int32")), cuda.to_device(numpy.zeros(1, "int32")))
+        cuda.synchronize()
+
+    @rekindle.method()
+    def work(self, mark):
+        one, two, event = cuda.stream(), cuda.stream(), cuda.event()
+        few = cuda.to_device(numpy.arange(64, dtype="int32"))
+        totals = [cuda.to_device(numpy.zeros(1, "int32")) for _ in range(3)]
+        cuda.synchronize()
+        numbers = cuda.as_cuda_array(self.numbers.load())
+        add[8, 32, one](numbers[:: numbers.size // 64], totals[0])
+        event.record(one)
+        # Another stream, which nothing leads to from the first, does its work.
+        add[1, 64, two](few, totals[1])
+        two.synchronize()
+        Path(mark).touch()
+        # From here on it comes after what waits.
+        event.wait(two)
+        add[1, 64, two](few, totals[1])
+        add[1, 64, two](totals[0], totals[2])
+        two.synchronize()
+        return [int(total.copy_to_host()[0]) for total in totals]
+"""
+
+
+def test_streams_that_do_not_come_after_what_waits_go_on():
+    with node_with(REKINDLE_FAULT="data-piece:hang") as node:
+        array = numbers(14)
+        _, url = node.file(array)
+        node.deployer.app("streams", STREAMS.format(url=url, count=array.size))
+        mark = Path(node.deployer.mark("done"))
+        call = package.Cls.from_name("streams", "Streams")().work.spawn(str(mark))
+        node.rekindle.wait(mark.exists, "the other stream's work")
+        assert not call.done() and not node.fetched()
+        node.rekindle.let_go("data-piece")
+        few = sum(range(64))
+        assert call.get(timeout=60) == [expected(array), 2 * few, expected(array)]

@@ -32,8 +32,12 @@ def test_declarations_that_cannot_be_are_refused():
     ):
         with pytest.raises(rekindle.DeclarationError, match=words):
             rekindle.Data(arguments[0], dtype=arguments[1], shape=arguments[2])
-    with pytest.raises(rekindle.DeclarationError, match="mode is 'rw'; give 'ro'"):
-        rekindle.Data(url, dtype="int8", shape=1, mode="rw")
+    with pytest.raises(rekindle.DeclarationError, match="mode is 'w'; give 'ro'"):
+        rekindle.Data(url, dtype="int8", shape=1, mode="w")
+    with pytest.raises(rekindle.DeclarationError, match="create is for data that is dumped"):
+        rekindle.Data(url, dtype="int8", shape=1, create=True)
+    with pytest.raises(rekindle.DeclarationError, match="declare it with mode='rw'"):
+        rekindle.Data(url, dtype="int8", shape=1).dump()
     app = rekindle.App("declared")
     for data, words in (
         ({"method": rekindle.Data(url, dtype="int8", shape=1)}, "the name of no other attribute"),

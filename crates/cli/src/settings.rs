@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 36] = [
+static SETTINGS: [Setting; 37] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -81,6 +81,7 @@ static SETTINGS: [Setting; 36] = [
     setting("page.names", "REKINDLE_PAGE_NAMES", Kind::Text),
     setting("data.memory", "REKINDLE_DATA_MEMORY", Kind::Bytes),
     setting("data.files", "REKINDLE_DATA_FILES", Kind::Place),
+    setting("data.write", "REKINDLE_DATA_WRITE", Kind::Text),
     setting("data.patience", "REKINDLE_DATA_PATIENCE", Kind::Number),
     setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
     switch(tuning::LOAD_ORDER, Kind::Words(&["profile", "default", "worst", "none"])),

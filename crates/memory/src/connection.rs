@@ -1,31 +1,45 @@
 //! Somebody who wants something.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_protocol::data::{Answer, Problem, ProblemKind, VERSION, Want, Wish};
+use rekindle_protocol::data::{
+    Answer, Contents, Filled, Problem, ProblemKind, Sharer, VERSION, Version, Want, Wish, Write,
+};
 use rekindle_protocol::frame::{self, FrameError, Limits};
 
+use crate::copies::{Claimed, Copies, Filler, Holder, Key};
+use crate::dump;
 use crate::exchange::{self, Exchange};
-use crate::objects::{News, Objects};
+use crate::objects::{News, Object, Objects};
 
 /// How long one may take to say what it wants, and not take what it is told.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The most bytes that are read for one who asks for some.
+const MOST_READ: u64 = 64 << 10;
 /// The longest URL comes to less.
 const LONGEST: usize = 64 << 10;
 
+/// What this process has.
+#[derive(Clone)]
+pub struct Has {
+    pub objects: Arc<Objects>,
+    pub exchange: Arc<Exchange>,
+    pub copies: Arc<Copies>,
+}
+
 /// Does what whoever has connected wants.
-pub fn serve(stream: &UnixStream, objects: &Arc<Objects>, exchange: &Arc<Exchange>) {
-    match converse(stream, objects, exchange) {
+pub fn serve(stream: &UnixStream, has: &Has) {
+    match converse(stream, has) {
         // Whoever does not want it any more goes away.
         Ok(()) | Err(FrameError::Closed) => {}
         Err(error) => log::warn!("a connection was lost: {error}"),
     }
 }
 
-fn converse(stream: &UnixStream, objects: &Arc<Objects>, exchange: &Arc<Exchange>) -> Result<(), FrameError> {
+fn converse(stream: &UnixStream, has: &Has) -> Result<(), FrameError> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let limits = Limits { bytes: LONGEST, descriptors: 0, time: Some(PATIENCE) };
     let (Want { version, wish }, _) = frame::receive_within::<Want>(stream, &limits)?;
@@ -36,10 +50,29 @@ fn converse(stream: &UnixStream, objects: &Arc<Objects>, exchange: &Arc<Exchange
         );
         return refuse(stream, Problem::new(ProblemKind::Unavailable, sentence));
     }
+    stream.set_read_timeout(None)?;
     match wish {
-        Wish::Object { url, bytes } => tell(stream, objects, &url, bytes),
-        Wish::Count {} => frame::send(stream, &Answer::Count(objects.count()), &[]),
-        Wish::Exchange(wish) => exchange::serve(stream, exchange, wish),
+        Wish::Object { url, bytes, sharer, write } => match wanted(has, &url, bytes, (sharer, write)) {
+            Ok(Wanted::Missing) => frame::send(stream, &Answer::Missing {}, &[]),
+            Ok(Wanted::Object(object, filler)) => tell(stream, object, filler),
+            Ok(Wanted::OnGpu(version, claimed)) => give(stream, version, claimed),
+            Err(problem) => refuse(stream, problem),
+        },
+        Wish::Read { url, offset, bytes } => match has.objects.read(&url, offset, bytes.min(MOST_READ)) {
+            Ok((total, bytes)) => frame::send(stream, &Answer::Bytes { total, bytes }, &[]),
+            Err(problem) => refuse(stream, problem),
+        },
+        Wish::Dump { url, bytes, expected } => {
+            let (Contents {}, memories) = frame::receive(stream)?;
+            let Some(memory) = memories.into_iter().next() else { return Ok(()) };
+            match has.objects.put(&url, &dump::map(&memory, bytes)?, &expected) {
+                Ok(version) => frame::send(stream, &Answer::Dumped { version }, &[]),
+                Err(problem) => refuse(stream, problem),
+            }
+        }
+        Wish::Join { url, version, sharer } => join(stream, &has.copies, Key { sharer, url, version }),
+        Wish::Count {} => frame::send(stream, &Answer::Count(has.objects.count()), &[]),
+        Wish::Exchange(wish) => exchange::serve(stream, &has.exchange, wish),
     }
 }
 
@@ -47,27 +80,75 @@ fn refuse(stream: &UnixStream, problem: Problem) -> Result<(), FrameError> {
     frame::send(stream, &Answer::Failed(problem), &[])
 }
 
-/// Tells all about an object.
-fn tell(
-    stream: &UnixStream,
-    objects: &Arc<Objects>,
+/// Where an object is to be had.
+enum Wanted {
+    /// In memory of the host. Who shares it fills the GPU's.
+    Object(Arc<Object>, Option<Filler>),
+    /// In memory of the GPU.
+    OnGpu(Version, There),
+    /// Nowhere, which the asker allows for.
+    Missing,
+}
+
+struct There {
+    memory: Arc<OwnedFd>,
+    room: u64,
+    holder: Holder,
+}
+
+fn wanted(
+    has: &Has,
     url: &str,
     declared: Option<u64>,
-) -> Result<(), FrameError> {
-    let object = match objects.ask(url) {
-        Ok(object) => object,
-        Err(problem) => return refuse(stream, problem),
+    (sharer, write): (Option<Sharer>, Option<Write>),
+) -> Result<Wanted, Problem> {
+    let Some(sharer) = sharer else {
+        if write.is_some() {
+            has.objects.check_write(url)?;
+        }
+        let object = match has.objects.ask(url) {
+            Err(Problem { kind: ProblemKind::NotFound, .. }) if write.is_some_and(|write| write.create) => {
+                return Ok(Wanted::Missing);
+            }
+            other => other?,
+        };
+        check_size(url, &object.version, declared)?;
+        return Ok(Wanted::Object(object, None));
     };
-    let found = object.version.bytes;
-    if let Some(declared) = declared.filter(|declared| *declared != found) {
-        let sentence = format!(
-            "{url} has {found} bytes, and {declared} were declared by its shape and dtype; declare what is there, or put \
-             there what is declared"
-        );
-        return refuse(stream, Problem::new(ProblemKind::Size, sentence));
+    let claim = |version: &Version| {
+        check_size(url, version, declared)?;
+        let key = Key { sharer: sharer.clone(), url: url.to_string(), version: version.clone() };
+        Ok(has.copies.claim(&key))
+    };
+    // What is on the GPU already need not come to the host.
+    if has.copies.has(&sharer, url) {
+        let version = has.objects.look(url)?;
+        if let Claimed::There { memory, room, holder } = claim(&version)? {
+            return Ok(Wanted::OnGpu(version, There { memory, room, holder }));
+        }
     }
+    let object = has.objects.ask(url)?;
+    let version = object.version.clone();
+    Ok(match claim(&version)? {
+        Claimed::There { memory, room, holder } => Wanted::OnGpu(version, There { memory, room, holder }),
+        Claimed::Fill(filler) => Wanted::Object(object, Some(filler)),
+    })
+}
+
+fn check_size(url: &str, version: &Version, declared: Option<u64>) -> Result<(), Problem> {
+    let found = version.bytes;
+    let Some(declared) = declared.filter(|declared| *declared != found) else { return Ok(()) };
+    let sentence = format!(
+        "{url} has {found} bytes, and {declared} were declared by its shape and dtype; declare what is there, or put \
+         there what is declared"
+    );
+    Err(Problem::new(ProblemKind::Size, sentence))
+}
+
+/// Tells all about an object.
+fn tell(stream: &UnixStream, object: Arc<Object>, filler: Option<Filler>) -> Result<(), FrameError> {
     let reader = object.reader()?;
-    frame::send(stream, &Answer::Object { bytes: found }, &[reader.as_fd()])?;
+    frame::send(stream, &Answer::Object { version: object.version.clone() }, &[reader.as_fd()])?;
     let mut told = 0;
     loop {
         match object.news(told) {
@@ -81,6 +162,40 @@ fn tell(
         told += 1;
     }
     // It is held for as long as it is copied from.
-    stream.set_read_timeout(None)?;
+    match filler {
+        Some(filler) => hold(stream, filler, Some(object)),
+        None => wait(stream),
+    }
+}
+
+/// Gives memory of a GPU, for as long as the asker is there.
+fn give(stream: &UnixStream, version: Version, there: There) -> Result<(), FrameError> {
+    let There { memory, room, holder: _holder } = there;
+    frame::send(stream, &Answer::OnGpu { version, room }, &[memory.as_fd()])?;
+    wait(stream)
+}
+
+/// Gives memory of a GPU, or takes what the asker has.
+fn join(stream: &UnixStream, copies: &Arc<Copies>, key: Key) -> Result<(), FrameError> {
+    match copies.claim(&key) {
+        Claimed::There { memory, room, holder } => give(stream, key.version, There { memory, room, holder }),
+        Claimed::Fill(filler) => {
+            frame::send(stream, &Answer::Fill {}, &[])?;
+            hold(stream, filler, None)
+        }
+    }
+}
+
+/// Holds what the asker has filled, which may take it a while, for as long as it is there. It was copied from `object`.
+fn hold(stream: &UnixStream, filler: Filler, object: Option<Arc<Object>>) -> Result<(), FrameError> {
+    let (Filled { room }, memories) = frame::receive(stream)?;
+    let Some(memory) = memories.into_iter().next() else { return Ok(()) };
+    let _holder = filler.filled(memory, room);
+    drop(object);
+    wait(stream)
+}
+
+/// Returns when the asker has gone.
+fn wait(stream: &UnixStream) -> Result<(), FrameError> {
     frame::receive::<Want>(stream).map(drop)
 }

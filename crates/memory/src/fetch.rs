@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::TryStreamExt;
 use object_store::{GetOptions, GetRange, GetResultPayload, ObjectMeta};
-use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::data::{Problem, ProblemKind, Version};
 use rekindle_protocol::fault;
 use tokio::task::JoinSet;
 
@@ -19,31 +19,20 @@ const PIECE: u64 = 8 << 20;
 /// So many are under way together.
 const TOGETHER: usize = 16;
 
-/// What tells versions of an object apart.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
-    pub bytes: u64,
-    /// The store's own mark.
-    pub tag: Option<String>,
-    /// When it was written, for stores without marks.
-    written: i64,
+/// The version that a store speaks of.
+pub fn version_of(meta: &ObjectMeta) -> Version {
+    let written = meta.last_modified.timestamp_nanos_opt().unwrap_or_default();
+    Version { bytes: meta.size, tag: meta.e_tag.clone(), written }
 }
 
-impl Version {
-    fn of(meta: &ObjectMeta) -> Version {
-        let written = meta.last_modified.timestamp_nanos_opt().unwrap_or_default();
-        Version { bytes: meta.size, tag: meta.e_tag.clone(), written }
-    }
-
-    /// Answers about ranges do not say the time as exactly everywhere.
-    fn is_of(&self, meta: &ObjectMeta) -> bool {
-        let other = Version::of(meta);
-        self.bytes == other.bytes
-            && match (&self.tag, &other.tag) {
-                (Some(own), Some(other)) => own == other,
-                _ => self.written / 1_000_000_000 == other.written / 1_000_000_000,
-            }
-    }
+/// Whether a store speaks of this version. Answers about ranges do not say the time as exactly everywhere.
+pub fn is_of(version: &Version, meta: &ObjectMeta) -> bool {
+    let other = version_of(meta);
+    version.bytes == other.bytes
+        && match (&version.tag, &other.tag) {
+            (Some(own), Some(other)) => own == other,
+            _ => version.written / 1_000_000_000 == other.written / 1_000_000_000,
+        }
 }
 
 /// What the store has now.
@@ -51,7 +40,18 @@ pub async fn look(name: &str, place: &Place) -> Result<Version, Problem> {
     injected(name, "data-look")?;
     let options = GetOptions { head: true, ..GetOptions::default() };
     let found = place.store.get_opts(&place.path, options).await;
-    found.map(|found| Version::of(&found.meta)).map_err(|error| store::problem(name, &error))
+    found.map(|found| version_of(&found.meta)).map_err(|error| store::problem(name, &error))
+}
+
+/// A range of what the store has now, as far as it goes, and how many bytes that has.
+pub async fn read(name: &str, place: &Place, offset: u64, bytes: u64) -> Result<(u64, Vec<u8>), Problem> {
+    let range = Some(GetRange::Bounded(offset..offset.saturating_add(bytes)));
+    let options = GetOptions { range, ..GetOptions::default() };
+    let failed = |error| store::problem(name, &error);
+    let found = place.store.get_opts(&place.path, options).await.map_err(failed)?;
+    let total = found.meta.size;
+    let bytes = found.bytes().await.map_err(failed)?;
+    Ok((total, bytes.to_vec()))
 }
 
 /// Fills the object's memory, and says of each piece that it is there. Each is a task of its own: what takes most time is to
@@ -90,7 +90,7 @@ async fn piece(
     };
     let failed = |error| store::problem(name, &error);
     let found = place.store.get_opts(&place.path, options).await.map_err(failed)?;
-    if !object.version.is_of(&found.meta) {
+    if !is_of(&object.version, &found.meta) {
         return Err(Problem::new(ProblemKind::Changed, store::changed(name)));
     }
     match found.payload {

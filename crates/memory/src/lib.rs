@@ -4,6 +4,7 @@
 //! ```text
 //!   rekindled, workers ── Want ──▶ connection ─▶ objects ─▶ fetch ─▶ store (S3, http, file)
 //!                      ◀─ memory ──────┘            │          └ parallel ranges, all of one ETag
+//!                                      └▶ copies    │   memory of GPUs that programs of one owner have together
 //!                                                   └ least recently used ones go when room is needed
 //! ```
 //!
@@ -12,6 +13,8 @@
 //! starts as soon as somebody connects, and begins anew.
 
 mod connection;
+mod copies;
+mod dump;
 mod exchange;
 mod fetch;
 mod objects;

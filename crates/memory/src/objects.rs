@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rekindle_protocol::data::{Count, Problem, ProblemKind};
+use bytes::Bytes;
+use rekindle_protocol::data::{Count, Expected, Problem, ProblemKind, Version};
 use tokio::runtime::Handle;
 
-use crate::fetch::{self, Version};
+use crate::dump;
+use crate::fetch;
 use crate::room::{Budget, Room};
 use crate::shared::Shared;
 use crate::store::{Place, Stores};
@@ -160,6 +162,33 @@ impl Objects {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The version that its store has now.
+    pub fn look(&self, name: &str) -> Result<Version, Problem> {
+        let place = self.stores.find(name)?;
+        self.runtime.block_on(fetch::look(name, &place))
+    }
+
+    /// Bytes of it from its store, and how many it has.
+    pub fn read(&self, name: &str, offset: u64, bytes: u64) -> Result<(u64, Vec<u8>), Problem> {
+        let place = self.stores.find(name)?;
+        self.runtime.block_on(fetch::read(name, &place, offset, bytes))
+    }
+
+    /// Whether programs may write to it.
+    pub fn check_write(&self, name: &str) -> Result<(), Problem> {
+        self.stores.check_write(name, &self.stores.find(name)?)
+    }
+
+    /// Writes it, in place of what is expected, and says which version it is then.
+    pub fn put(&self, name: &str, contents: &Bytes, expected: &Expected) -> Result<Version, Problem> {
+        let (began, place) = (Instant::now(), self.stores.find(name)?);
+        self.stores.check_write(name, &place)?;
+        let put = dump::put(name, &place, contents, expected, self.stores.patience());
+        let version = self.runtime.block_on(put).inspect_err(|problem| log::warn!("{}", problem.sentence))?;
+        log::info!("wrote {name}: {} bytes in {:.3} s", contents.len(), began.elapsed().as_secs_f64());
+        Ok(version)
     }
 
     /// The object as its store has it now; its bytes may be still to come.

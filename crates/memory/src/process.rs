@@ -5,12 +5,12 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::{descriptors, peer};
 
-use crate::connection;
+use crate::connection::{self, Has};
+use crate::copies::Copies;
 use crate::exchange::{Exchange, Most};
 use crate::objects::Objects;
 use crate::room::Budget;
@@ -22,8 +22,9 @@ pub const ARGUMENT: &str = "memory";
 /// Threads that take bytes from stores.
 const MOST_THREADS: usize = 8;
 
-/// `rekindled memory BYTES SECONDS GPU_BYTES HOST_BYTES [DIRECTORY]`: the most memory for objects, for how long what fails is tried
-/// again, the most memory of each GPU and of the host for what is handed on, and whose files programs may have.
+/// `rekindled memory BYTES SECONDS GPU_BYTES HOST_BYTES DIRECTORY [URL]…`: the most memory for objects, for how long what fails is
+/// tried again, the most memory of each GPU and of the host for what is handed on, whose files programs may have (an empty word:
+/// nobody's), and how the URLs begin that they may write to.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let log = env_logger::Env::new().filter_or("REKINDLE_LOG", "info");
     env_logger::Builder::from_env(log).init();
@@ -32,8 +33,11 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         log::error!("`rekindled {ARGUMENT}` takes four numbers and a listening socket; rekindled runs this");
         return ExitCode::from(2);
     };
-    let files = arguments.next().map(PathBuf::from);
-    match run(most, Duration::from_secs(patience), Most { gpu, host }, files) {
+    let files = arguments.next().filter(|word| !word.is_empty()).map(PathBuf::from);
+    let writable = arguments.filter_map(|word| word.into_string().ok()).collect();
+    choose_cryptography();
+    let stores = Stores::new(Duration::from_secs(patience), files, writable);
+    match run(most, stores, Most { gpu, host }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error!("the memory daemon cannot go on: {error}");
@@ -42,15 +46,18 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(most: u64, patience: Duration, handed_on: Most, files: Option<PathBuf>) -> std::io::Result<()> {
+/// Fails only where somebody has chosen some already.
+pub(crate) fn choose_cryptography() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+fn run(most: u64, stores: Stores, handed_on: Most) -> std::io::Result<()> {
     end_on_panic();
     descriptors::make_room();
-    // Fails only where somebody has chosen one already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).clamp(2, MOST_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
-    let objects = Objects::new(Stores::new(patience, files), Budget::new(most), runtime.handle().clone());
-    let exchange = Exchange::begin(handed_on)?;
+    let objects = Objects::new(stores, Budget::new(most), runtime.handle().clone());
+    let has = Has { objects, exchange: Exchange::begin(handed_on)?, copies: Copies::new() };
     let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     loop {
         let (stream, _) = listener.accept()?;
@@ -58,8 +65,8 @@ fn run(most: u64, patience: Duration, handed_on: Most, files: Option<PathBuf>) -
             log::warn!("a process of a sandbox is sent away that came where workers do");
             continue;
         }
-        let (objects, exchange) = (Arc::clone(&objects), Arc::clone(&exchange));
-        std::thread::spawn(move || connection::serve(&stream, &objects, &exchange));
+        let has = has.clone();
+        std::thread::spawn(move || connection::serve(&stream, &has));
     }
 }
 

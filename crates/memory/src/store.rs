@@ -14,6 +14,8 @@ use object_store::{BackoffConfig, ClientOptions, Error, ObjectStore, RetryConfig
 use rekindle_protocol::data::{Problem, ProblemKind};
 use url::Url;
 
+use crate::dump::Turn;
+
 /// By one of these the environment has credentials for S3; else the machine is asked for its own.
 const CREDENTIALS: [&str; 5] = [
     "AWS_ACCESS_KEY_ID",
@@ -31,6 +33,17 @@ const LONGEST_REASON: usize = 300;
 pub struct Place {
     pub store: Arc<dyn ObjectStore>,
     pub path: Path,
+    pub way: Way,
+    /// Of those who replace files.
+    pub turn: Turn,
+}
+
+/// How it is written.
+#[derive(Clone)]
+pub enum Way {
+    S3,
+    Http { client: reqwest::Client, url: String },
+    File(PathBuf),
 }
 
 /// The stores that were used, with their connections.
@@ -38,14 +51,51 @@ pub struct Stores {
     known: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
     patience: Duration,
     files: Option<PathBuf>,
+    /// How the URLs begin that programs may write to.
+    writable: Vec<String>,
+    client: reqwest::Client,
+    turn: Turn,
 }
 
 impl Stores {
-    /// What fails is tried again for so long; files are given that lie below this directory.
-    pub fn new(patience: Duration, files: Option<PathBuf>) -> Stores {
+    /// What fails is tried again for so long; files are given that lie below this directory; objects are written whose URLs
+    /// begin so.
+    pub fn new(patience: Duration, files: Option<PathBuf>, writable: Vec<String>) -> Stores {
         // What programs name is looked for where it really lies.
         let files = files.map(|files| files.canonicalize().unwrap_or(files));
-        Stores { known: Mutex::default(), patience, files }
+        let writable = writable.into_iter().filter(|one| !one.is_empty()).collect();
+        let (client, turn) = (reqwest::Client::new(), Turn::default());
+        Stores { known: Mutex::default(), patience, files, writable, client, turn }
+    }
+
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Whether programs may write to it.
+    pub fn check_write(&self, name: &str, place: &Place) -> Result<(), Problem> {
+        // What the path really is, whatever was escaped in the name.
+        let origin = Url::parse(name).map(|url| url[..url::Position::BeforePath].to_string());
+        let real = format!("{}/{}", origin.unwrap_or_default(), place.path.as_ref());
+        let begins = |prefix: &String| {
+            let rest = real.strip_prefix(prefix.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || prefix.ends_with('/') || rest.starts_with('/'))
+        };
+        if self.writable.iter().any(begins) {
+            return Ok(());
+        }
+        let sentence = match self.writable.is_empty() {
+            true => format!(
+                "{name} may not be written: rekindled has programs write to no store; start it with --data-write URL, which is \
+                 how the names of what they may write begin"
+            ),
+            false => format!(
+                "{name} may not be written: it does not begin with {}, as rekindled demands; write there, or start rekindled with \
+                 another --data-write",
+                self.writable.join(" or ")
+            ),
+        };
+        Err(Problem::new(ProblemKind::Access, sentence))
     }
 
     pub fn find(&self, name: &str) -> Result<Place, Problem> {
@@ -59,12 +109,19 @@ impl Stores {
         if url.query().is_some() || url.fragment().is_some() {
             return Err(bad("it has a query or a fragment".to_string()));
         }
+        let mut way = Way::S3;
         let path = match url.scheme() {
             "file" => {
                 let path = url.to_file_path().map_err(|()| bad("it has no absolute path".to_string()))?;
-                Path::from_absolute_path(self.real(name, &path)?)
+                let path = self.real(name, &path)?;
+                way = Way::File(path.clone());
+                Path::from_absolute_path(path)
             }
-            "s3" | "http" | "https" => Path::from_url_path(url.path()),
+            "s3" => Path::from_url_path(url.path()),
+            "http" | "https" => {
+                way = Way::Http { client: self.client.clone(), url: url.to_string() };
+                Path::from_url_path(url.path())
+            }
             other => return Err(bad(format!("there are no stores of {other:?}"))),
         };
         let path = path.map_err(|error| bad(error.to_string()))?;
@@ -74,16 +131,18 @@ impl Stores {
         let key = url[..url::Position::BeforePath].to_string();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = known.get(&key) {
-            return Ok(Place { store: store.clone(), path });
+            return Ok(Place { store: store.clone(), path, way, turn: self.turn.clone() });
         }
         let store = self.open(&url).map_err(|error| problem(name, &error))?;
         known.insert(key, store.clone());
-        Ok(Place { store, path })
+        Ok(Place { store, path, way, turn: self.turn.clone() })
     }
 
     /// Where a file really lies, if programs may have it: they may be of users who may read less than we.
     fn real(&self, name: &str, path: &std::path::Path) -> Result<PathBuf, Problem> {
-        let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        // One that is not there yet lies where its directory does.
+        let beside = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+        let real = path.canonicalize().ok().or_else(beside).unwrap_or_else(|| path.to_path_buf());
         let sentence = match &self.files {
             Some(files) if real.starts_with(files) => return Ok(real),
             Some(files) => format!(
@@ -158,6 +217,35 @@ pub fn problem(name: &str, error: &Error) -> Problem {
     Problem::new(kind, sentence)
 }
 
+/// As [`problem`], of an object that is written.
+pub fn unwritten(name: &str, error: &Error) -> Problem {
+    let why = reason(error);
+    let (kind, sentence) = match error {
+        Error::Precondition { .. } | Error::AlreadyExists { .. } | Error::NotModified { .. } => (
+            ProblemKind::Changed,
+            format!(
+                "{name} became another object since it was loaded, and was left as it is; load it again, and write that"
+            ),
+        ),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (
+            ProblemKind::Access,
+            format!("{name} may not be written ({why}); give rekindled credentials that may write it"),
+        ),
+        Error::NotFound { .. } => (
+            ProblemKind::NotFound,
+            format!("there is no place for {name} ({why}); make its bucket or directory"),
+        ),
+        _ if asked_the_machine(name, error) => return problem(name, error),
+        _ => (
+            ProblemKind::Unavailable,
+            format!(
+                "{name} cannot be written ({why}); look whether its store works and can be reached from here"
+            ),
+        ),
+    };
+    Problem::new(kind, sentence)
+}
+
 pub fn changed(name: &str) -> String {
     format!("{name} became another object while it was read; load it again once it is not written any more")
 }
@@ -182,6 +270,11 @@ fn chain(error: &Error) -> String {
 
 /// The innermost reason, on one line.
 fn reason(error: &Error) -> String {
+    innermost(error)
+}
+
+/// As [`reason`], of any error.
+pub fn innermost(error: &dyn std::error::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
         innermost = source;
@@ -199,14 +292,35 @@ mod tests {
 
     #[test]
     fn what_names_no_object_is_refused_in_a_sentence() {
-        let stores = Stores::new(Duration::ZERO, Some("/".into()));
+        let stores = Stores::new(Duration::ZERO, Some("/".into()), Vec::new());
         for name in ["", "weights", "s3://bucket", "ftp://host/x", "file://host/x", "http://host/x?signed"] {
             let problem = stores.find(name).err().unwrap();
             assert_eq!(problem.kind, ProblemKind::Name, "{name}");
             assert!(problem.sentence.starts_with(&format!("{name} names no object: ")), "{problem:?}");
         }
         assert_eq!(stores.find("file:///tmp/a%20b").unwrap().path.as_ref(), "tmp/a b");
-        let none = Stores::new(Duration::ZERO, None);
+        let none = Stores::new(Duration::ZERO, None, Vec::new());
         assert_eq!(none.find("file:///tmp/a").err().unwrap().kind, ProblemKind::Access);
+    }
+
+    #[test]
+    fn what_may_be_written_begins_as_was_said() {
+        crate::process::choose_cryptography();
+        let writable = vec!["http://host/out".to_string(), "file:///tmp/".to_string()];
+        let stores = Stores::new(Duration::ZERO, Some("/".into()), writable);
+        let may = |name: &str| stores.check_write(name, &stores.find(name).unwrap()).is_ok();
+        assert!(may("http://host/out/a") && may("http://host/out") && may("file:///tmp/a"));
+        for name in [
+            "http://host/outer",
+            "http://host/in/a",
+            "http://other/out/a",
+            "http://host/out/../in",
+            "file:///etc/a",
+        ] {
+            assert!(!may(name), "{name}");
+        }
+        assert!(
+            stores.find("http://host/out/%2e%2e%2fin").map_or(true, |_| !may("http://host/out/%2e%2e%2fin"))
+        );
     }
 }

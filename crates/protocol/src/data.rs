@@ -7,6 +7,21 @@
 //!                                        └───────────── Failed at any place
 //! ```
 //!
+//! Programs of one owner have an object once on each GPU. Who wants it for that is given the memory that another one has
+//! filled, or fills some and gives that to those who come after:
+//!
+//! ```text
+//!   first     Want { Object, sharer } ─▶   ◀── Object, Ready, …, Whole      Filled + memory of the GPU ─▶   ┄ open
+//!   further   Want { Object, sharer } ─▶   ◀── OnGpu + memory of the GPU    ┄ open for as long as it is mapped
+//!   restored  Want { Join } ─────────▶     ◀── OnGpu + memory, or Fill      Filled + memory ─▶              ┄ open
+//! ```
+//!
+//! What a program has written goes back into the store, from memory of the host that its worker has filled:
+//!
+//! ```text
+//!   dumper    Want { Dump } ─▶  Contents + memory ─▶     ◀── Dumped { version }, or Failed
+//! ```
+//!
 //! One connection for each object that is wanted; it is kept in memory at least for as long as that is open.
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::exchange;
 
 /// Of all that is said here. Raised with every change.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// By this variable workers are told where the memory daemon listens.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_DATA_SOCKET";
@@ -34,11 +49,65 @@ pub enum Wish {
         url: String,
         /// How many bytes it is to have, if the asker knows.
         bytes: Option<u64>,
+        /// Who would have it in memory of a GPU that others have too.
+        sharer: Option<Sharer>,
+        /// It is to be written to and dumped.
+        write: Option<Write>,
     },
+    /// Bytes of an object, from its store.
+    Read { url: String, offset: u64, bytes: u64 },
+    /// To write this many bytes in place of what is expected.
+    Dump { url: String, bytes: u64, expected: Expected },
+    /// Memory of a GPU that holds this version of an object, or to be the one who gives it to others.
+    Join { url: String, version: Version, sharer: Sharer },
     /// How much there was, and is, of objects.
     Count {},
     /// Something about what functions hand on.
     Exchange(exchange::Wish),
+}
+
+/// Whose programs have memory of a GPU together, and which GPU that is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Sharer {
+    pub owner: String,
+    /// Its UUID.
+    pub gpu: String,
+}
+
+/// What tells versions of an object apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Version {
+    pub bytes: u64,
+    /// The store's own mark.
+    pub tag: Option<String>,
+    /// When it was written, nanoseconds, for stores without marks.
+    pub written: i64,
+}
+
+/// How an object is wanted that is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Write {
+    /// It need not be there.
+    pub create: bool,
+}
+
+/// What an object has to be for it to be replaced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Expected {
+    /// There is none.
+    Missing {},
+    Is(Version),
+}
+
+/// What a dumper says, with a descriptor of memory that is sealed at its size: this is what is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contents {}
+
+/// What a sharer says in the middle, with a descriptor: this memory of the GPU, of so many bytes, holds the object, and nobody
+/// writes to it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filled {
+    pub room: u64,
 }
 
 impl Want {
@@ -51,8 +120,26 @@ impl Want {
 pub enum Answer {
     /// With a descriptor of the memory, which can only be read. Nothing in it means anything until it is `Ready`.
     Object {
-        bytes: u64,
+        version: Version,
     },
+    /// With a descriptor of memory of the sharer's GPU, of `room` bytes, that holds it and can only be read.
+    OnGpu {
+        version: Version,
+        room: u64,
+    },
+    /// It is not there, which the asker allows for.
+    Missing {},
+    /// These bytes, of so many that it has.
+    Bytes {
+        total: u64,
+        bytes: Vec<u8>,
+    },
+    /// It is written, and of this version now.
+    Dumped {
+        version: Version,
+    },
+    /// Nobody has it on that GPU; the asker gives it to those who come after.
+    Fill {},
     /// These bytes are there.
     Ready {
         offset: u64,

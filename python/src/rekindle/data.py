@@ -3,75 +3,116 @@
 from __future__ import annotations
 
 import threading
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from rekindle import driver
 from rekindle.device_array import DTYPES, DeviceArray, size_of
-from rekindle.errors import (
-    DataAccessError,
-    DataChangedError,
-    DataError,
-    DataGpuError,
-    DataMemoryError,
-    DataNameError,
-    DataNotFoundError,
-    DataSizeError,
-    DataUnavailableError,
-    DeclarationError,
-)
+from rekindle.errors import DATA_ERRORS, DataChangedError, DataError, DataMemoryError, DataUnavailableError, DeclarationError
+from rekindle.safetensors import Index
 
 SCHEMES = ("s3", "http", "https", "file")
-# As the library numbers them.
-ERRORS: dict[int, type[DataError]] = {
-    1: DataNotFoundError,
-    2: DataChangedError,
-    3: DataSizeError,
-    4: DataAccessError,
-    5: DataUnavailableError,
-    6: DataMemoryError,
-    7: DataNameError,
-    8: DataGpuError,
-}
 
 
 class Data:
-    """`data={"weights": rekindle.Data("s3://bucket/key", dtype="float16", shape=(4096, 4096))}`."""
+    """`data={"weights": rekindle.Data("s3://bucket/key", dtype="float16", shape=(4096, 4096))}`.
 
-    def __init__(self, url: str, *, dtype: str, shape: int | tuple[int, ...], mode: str = "ro") -> None:
+    With `format="safetensors"` there is no dtype and no shape, and `load()` gives a dictionary of arrays by their names.
+
+    With `mode="rw"` the array is written to, and `dump()` has the store get it; with `create` an object that is not there is zeros.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        dtype: str | None = None,
+        shape: int | tuple[int, ...] | None = None,
+        mode: str = "ro",
+        create: bool = False,
+        format: str | None = None,
+    ) -> None:
         if not isinstance(url, str) or urlsplit(url).scheme not in SCHEMES or url.split("://", 1)[1:] in ([], [""]):
             raise DeclarationError(f"{url!r} names no data; give s3://BUCKET/KEY, http(s)://HOST/PATH or file:///PATH")
+        if format not in (None, "safetensors"):
+            raise DeclarationError(f"{url}: format is {format!r}; give 'safetensors', or none for numbers in C order")
+        if format and (dtype is not None or shape is not None or mode != "ro"):
+            raise DeclarationError(f"{url}: a file of safetensors says itself what is in it, and is only read; give no dtype, shape or mode")
+        if format:
+            dtype, shape = "uint8", 1
         if dtype not in DTYPES:
             raise DeclarationError(f"{url}: dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape or ())
         if not shape or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
             raise DeclarationError(f"{url}: shape is {shape!r}; give whole numbers above 0")
-        if mode != "ro":
-            raise DeclarationError(f"{url}: mode is {mode!r}; give 'ro', for data that is only read")
-        self.url, self.dtype, self.shape, self.mode = url, dtype, shape, mode
+        if mode not in ("ro", "rw"):
+            raise DeclarationError(f"{url}: mode is {mode!r}; give 'ro', for data that is only read, or 'rw', for data that is dumped")
+        if create and mode != "rw":
+            raise DeclarationError(f"{url}: create is for data that is dumped; give mode='rw' too")
+        self.url, self.dtype, self.shape, self.mode, self.create = url, dtype, shape, mode, create
+        self.format = format
         self._turn = threading.Lock()
         self._array: LoadedArray | None = None
+        # What of a file of safetensors says what is in it.
+        self._index: Index | None = None
 
     def __repr__(self) -> str:
+        if self.format:
+            return f"rekindle.Data({self.url!r}, format={self.format!r})"
         return f"rekindle.Data({self.url!r}, dtype={self.dtype!r}, shape={self.shape!r})"
 
     @property
     def nbytes(self) -> int:
         return size_of(self.dtype, self.shape)
 
-    def load(self) -> LoadedArray:
+    def load(self) -> Any:
         """The array, at once: its bytes may still be on their way. It is loaded once in each process."""
         with self._turn:
             if self._array is None:
+                if self.format:
+                    self._index = Index.read(self.url)
+                    self.shape = (self._index.total,)
                 self._array = LoadedArray.begin(self)
             self._check(self._array, wait=False)
-            return self._array
+            return self._index.views(self._array) if self._index else self._array
 
     def check(self) -> None:
         """Raises why it cannot be had, if it was asked for and that is known."""
         with self._turn:
             if self._array is not None:
                 self._check(self._array, wait=False)
+
+    def dump(self, *, stream: int = 0) -> None:
+        """Has the store get what `load()` gave, as it is after all that the stream was given before. Returns at once: `finish()`, or
+        the end of the call, waits for the store. `stream` is a `CUstream`; without it, CUDA's default stream."""
+        if self.mode != "rw":
+            raise DeclarationError(f"{self.url} is only read; declare it with mode='rw' to dump it")
+        with self._turn:
+            if self._array is None:
+                raise DataError(f"{self.url} was not loaded, so there is nothing to dump; load it, write to it, and dump that")
+            self._check(self._array, wait=True)
+            # The next one replaces what this one has written.
+            self._finish(self._array)
+            self._array._dump(stream)
+
+    @property
+    def is_dumping(self) -> bool:
+        """The end of a dump was not waited for."""
+        return self._array is not None and self._array._is_dumping
+
+    def finish(self) -> None:
+        """Returns when the store has what was dumped; raises why it has not."""
+        with self._turn:
+            if self._array is not None:
+                self._finish(self._array)
+
+    def _finish(self, array: LoadedArray) -> None:
+        try:
+            array._finish()
+        except DataChangedError:
+            # The next one who loads has what is there now.
+            self._array = None
+            raise
 
     def _check(self, array: LoadedArray, *, wait: bool) -> None:
         try:
@@ -89,7 +130,7 @@ class LoadedArray(DeviceArray):
     def __init__(self, data: Data, address: int, device: int) -> None:
         super().__init__(data.url, data.dtype, data.shape, address, device)
         self.data = data
-        self._is_there = False
+        self._is_there = self._is_dumping = False
         self._error: tuple[type[DataError], str] | None = None
         self._turn = threading.Lock()
 
@@ -97,6 +138,8 @@ class LoadedArray(DeviceArray):
     def begin(cls, data: Data) -> LoadedArray:
         try:
             device = driver.enter_context()
+            if data.mode == "rw":
+                return cls(data, driver.open_data(data.url, data.nbytes, create=data.create), device)
             return cls(data, driver.load(data.url, data.nbytes), device)
         except driver.DriverError as error:
             if error.code is None:
@@ -110,6 +153,28 @@ class LoadedArray(DeviceArray):
         """Returns when all of it is there; raises why it cannot be had. Nothing on the GPU needs this."""
         self.data._check(self, wait=True)
         return self
+
+    def _dump(self, stream: int) -> None:
+        try:
+            driver.enter_context()
+            driver.dump(self.address, stream)
+        except driver.Told as told:
+            raise DATA_ERRORS.get(told.number, DataError)(str(told)) from told
+        except driver.DriverError as error:
+            raise DataUnavailableError(f"{self.data.url} cannot be dumped: {error}; look at the log of the sandbox") from error
+        self._is_dumping = True
+
+    def _finish(self) -> None:
+        if not self._is_dumping:
+            return
+        try:
+            driver.enter_context()
+            number, sentence = driver.dumped(self.address, wait=True)
+        except driver.DriverError as error:
+            raise DataUnavailableError(f"{self.data.url} cannot be asked for: {error}; look at the log of the sandbox") from error
+        self._is_dumping = False
+        if number > 0:
+            raise DATA_ERRORS.get(number, DataError)(sentence)
 
     def _check(self, *, wait: bool) -> None:
         if self._is_there:
@@ -129,4 +194,7 @@ class LoadedArray(DeviceArray):
         with self._turn:
             self._is_there = number == 0
             if number > 0 and self._error is None:
-                self._error = ERRORS.get(number, DataError), sentence
+                self._error = DATA_ERRORS.get(number, DataError), sentence
+            if self._is_there and self.data._index and not self.data._index.is_of(self):
+                self._is_there = False
+                self._error = DataChangedError, f"{self.data.url} became another object while it was opened; load it again"

@@ -29,7 +29,11 @@ def library() -> Any:
         opened = ctypes.CDLL(LIBRARY)
         opened.rekindleDataLoad.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
         opened.rekindleDataState.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+        opened.rekindleDataOpen.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
+        opened.rekindleDataDumped.argtypes = opened.rekindleDataState.argtypes
         answer: list[Any] = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+        opened.rekindleDataDump.argtypes = [ctypes.c_uint64, ctypes.c_void_p, *answer]
+        opened.rekindleDataRead.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, *answer]
         opened.rekindleExchangePut.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint32, *answer]
         opened.rekindleExchangeGet.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, *answer]
         opened.rekindleExchangeDrop.argtypes = [ctypes.c_char_p, ctypes.c_int, *answer]
@@ -76,10 +80,38 @@ def load(url: str, size: int) -> int:
     return address.value
 
 
+def open_data(url: str, size: int, *, create: bool) -> int:
+    """As `load`, of a buffer that is written to and dumped. With `create` an object that is not there is zeros."""
+    address = ctypes.c_uint64()
+    call("rekindleDataOpen", ctypes.byref(address), url.encode(), size, create)
+    return address.value
+
+
 def state(address: int, *, wait: bool) -> tuple[int, str]:
     """How it stands with what is loaded there: 0, `LOADING`, or a number of what is wrong and a sentence."""
+    return ask_state("rekindleDataState", address, wait)
+
+
+def read(url: str, offset: int, size: int) -> tuple[int, bytes]:
+    """How many bytes the object has, and some of them: at most so many, and at least one."""
+    total, found, buffer = ctypes.c_uint64(), ctypes.c_size_t(size), ctypes.create_string_buffer(size)
+    ask_exchange("rekindleDataRead", url.encode(), offset, buffer, ctypes.byref(found), ctypes.byref(total))
+    return total.value, buffer.raw[: found.value]
+
+
+def dump(address: int, stream: int) -> None:
+    """Has what is there, at this place of the stream, written to its store."""
+    ask_exchange("rekindleDataDump", address, stream or None)
+
+
+def dumped(address: int, *, wait: bool) -> tuple[int, str]:
+    """How it stands with the last dump of what is there, as `state`."""
+    return ask_state("rekindleDataDumped", address, wait)
+
+
+def ask_state(name: str, address: int, wait: bool) -> tuple[int, str]:
     number, sentence = ctypes.c_int(), ctypes.create_string_buffer(ROOM)
-    call("rekindleDataState", address, wait, ctypes.byref(number), sentence, ROOM)
+    call(name, address, wait, ctypes.byref(number), sentence, ROOM)
     return number.value, sentence.value.decode(errors="replace")
 
 

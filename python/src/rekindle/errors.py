@@ -53,6 +53,19 @@ class DataNameError(DataError):
     """Its URL names no object."""
 
 
+# As the library numbers them.
+DATA_ERRORS: dict[int, type[DataError]] = {
+    1: DataNotFoundError,
+    2: DataChangedError,
+    3: DataSizeError,
+    4: DataAccessError,
+    5: DataUnavailableError,
+    6: DataMemoryError,
+    7: DataNameError,
+    8: DataGpuError,
+}
+
+
 class RefError(Error):
     """An array that cannot be handed on."""
 

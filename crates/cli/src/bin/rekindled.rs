@@ -84,6 +84,10 @@ struct Arguments {
     /// The directory whose files programs may have as declared data; none if nothing is said.
     #[arg(long, value_name = "DIR", env = "REKINDLE_DATA_FILES")]
     data_files: Option<PathBuf>,
+    /// How the URLs begin of objects that programs may write, as declared data that is dumped: such as s3://BUCKET/results/. None
+    /// if nothing is said.
+    #[arg(long, value_name = "URL,...", env = "REKINDLE_DATA_WRITE", value_delimiter = ',')]
+    data_write: Vec<String>,
     /// The most bytes of each GPU's memory that arrays have which functions hand on to each other; K, M, G or T may follow.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_EXCHANGE_GPU", default_value = "4G", value_parser = parse_bytes)]
     exchange_gpu: u64,
@@ -212,6 +216,7 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
         memory: arguments.data_memory,
         patience,
         files: arguments.data_files,
+        writable: arguments.data_write,
         exchange_gpu: arguments.exchange_gpu,
         exchange_host: arguments.exchange_host,
     };

@@ -50,6 +50,8 @@ pub struct DataLimits {
     pub patience: Duration,
     /// Programs may have the files that lie below it; none: no files.
     pub files: Option<PathBuf>,
+    /// How the URLs begin of what programs may write.
+    pub writable: Vec<String>,
     /// The most bytes of each GPU's memory that arrays have which functions hand on, and of the host's; none: an eighth of it.
     pub exchange_gpu: u64,
     pub exchange_host: Option<u64>,
@@ -137,13 +139,13 @@ impl Data {
     pub fn bytes(&self, url: &str) -> Option<u64> {
         let ask = || {
             let stream = UnixStream::connect(&self.socket)?;
-            let wish = Wish::Object { url: url.to_string(), bytes: None };
+            let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
             frame::send(&stream, &Want::new(wish), &[])?;
             let limits = Limits { time: Some(SIZE_LIMIT), ..Limits::default() };
             frame::receive_within::<Answer>(&stream, &limits)
         };
         match ask() {
-            Ok((Answer::Object { bytes }, _)) => Some(bytes),
+            Ok((Answer::Object { version }, _)) => Some(version.bytes),
             Ok((Answer::Failed(problem), _)) => {
                 log::warn!("how large {url} is is not known: {}", problem.sentence);
                 None
@@ -158,13 +160,13 @@ impl Data {
 
     fn fetch(&self, url: &str) -> std::result::Result<std::result::Result<(), Problem>, FrameError> {
         let stream = UnixStream::connect(&self.socket)?;
-        let wish = Wish::Object { url: url.to_string(), bytes: None };
+        let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
         frame::send(&stream, &Want::new(wish), &[])?;
         loop {
             match frame::receive(&stream)?.0 {
                 Answer::Whole {} => return Ok(Ok(())),
                 Answer::Failed(problem) => return Ok(Err(problem)),
-                Answer::Object { .. } | Answer::Ready { .. } | Answer::Count(_) => {}
+                _ => {}
             }
         }
     }
@@ -214,7 +216,8 @@ impl Keeper {
                 [data, self.limits.patience.as_secs(), self.limits.exchange_gpu, exchange]
                     .map(|n| n.to_string()),
             )
-            .args(&self.limits.files)
+            .arg(self.limits.files.as_deref().unwrap_or("".as_ref()))
+            .args(&self.limits.writable)
             .current_dir("/")
             .stdin(OwnedFd::from(self.listener.try_clone()?))
             .stdout(Stdio::null())

@@ -306,6 +306,15 @@ operations! {
     sync graph_set_child_inside GraphSetChildInside { exec: Id, path: Vec<(u32, u32)>, node: u32, child: Id } -> ();
     /// A graph that is in no other one is in a node from now on, in place of what was there, as after `graph_inside`.
     sync graph_put GraphPut { graph: Id, node: u32, body: u32, inside: Id } -> ();
+
+    /// As `data_load`, into a buffer that the program writes to and dumps. With `create` an object that is not there is zeros.
+    sync data_open DataOpen<'a> { device: u8, url: &'a str, bytes: u64, create: bool } -> u64;
+    /// Writes what such a buffer holds at this place of the stream into its store, in place of what was loaded.
+    sync data_dump DataDump { device: u8, stream: Id, address: u64 } -> Told<()>;
+    /// How it stands with the last dump of the buffer at this address; with `wait`, when that has ended.
+    sync data_dumped DataDumped { address: u64, wait: bool } -> DataFound;
+    /// Bytes of an object, as many as fit an answer, and how many it has.
+    sync data_read DataRead<'a> { url: &'a str, offset: u64, bytes: u32 } -> Told<(u64, Vec<u8>)>;
 }
 
 #[cfg(test)]

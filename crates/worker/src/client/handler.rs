@@ -64,6 +64,22 @@ impl Handler for Client {
         self.data_found(origin, &request)
     }
 
+    fn data_open(&mut self, _: Origin, request: DataOpen<'_>, _: No) -> Answer<u64> {
+        self.open_data_for_writing(request).into()
+    }
+
+    fn data_dump(&mut self, origin: Origin, request: DataDump, _: No) -> Answer<Told<()>> {
+        self.dump_data(origin, &request).into()
+    }
+
+    fn data_dumped(&mut self, origin: Origin, request: DataDumped, _: No) -> Answer<DataFound> {
+        self.dump_found(origin, &request)
+    }
+
+    fn data_read(&mut self, origin: Origin, request: DataRead<'_>, _: No) -> Answer<Told<(u64, Vec<u8>)>> {
+        self.read_data(origin, &request)
+    }
+
     fn exchange_put(&mut self, origin: Origin, request: ExchangePut, _: No) -> Answer<Told<String>> {
         self.put_array(origin, request)
     }

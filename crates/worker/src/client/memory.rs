@@ -84,6 +84,7 @@ impl Client {
             client.bind(device)?;
             client.heap(device)?.release(address)?;
             client.exchange.forget(address);
+            client.data.forget_declared(address);
             Ok(())
         })
     }
@@ -134,7 +135,7 @@ impl Client {
         if self.forget_data(address) {
             return Ok(());
         }
-        if self.exchange.has(address) {
+        if self.exchange.has(address) || self.data.declared_at(address).is_some() {
             // An allocation that took it over could not write to it.
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -221,6 +222,9 @@ impl Client {
         if let Some((base, mapping)) = self.virtual_memory.holding(address) {
             let device = self.virtual_memory.device_of(mapping).unwrap_or_default();
             return Ok((base, mapping.bytes, device as u8));
+        }
+        if let Some(range) = self.data.range(address) {
+            return Ok(range);
         }
         if let Some(range) = self.shared_range(address) {
             return Ok(range);

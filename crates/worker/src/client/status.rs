@@ -29,7 +29,8 @@ impl Client {
         let contexts = || self.contexts.iter().flatten();
         let buffers: usize = contexts().map(|context| context.heap.buffers().len()).sum();
         let held: u64 = contexts().map(|context| context.heap.bytes()).sum();
-        let shared: u64 = contexts().map(|context| context.heap.shared_bytes()).sum();
+        let shared: u64 =
+            contexts().map(|context| context.heap.shared_bytes() + context.heap.others_bytes()).sum();
         let physical: u64 = self.virtual_memory.physical.values().map(|physical| physical.bytes).sum();
         let first = self.gpus.info(0);
         Status {

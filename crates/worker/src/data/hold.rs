@@ -1,7 +1,7 @@
 //! Which requests wait for data that is on its way, and which are refused as it cannot be had.
 //!
-//! A request that names it (a kernel's arguments, ranges of copies and fills) waits in its ring until all of it is there,
-//! and holds up what comes after. A kernel may also come to it by an address in memory. That address can have got there
+//! A request that names it (a kernel's arguments, ranges of copies and fills) waits until all of it is there, and so does what
+//! comes after it by CUDA's rules ([`super::aside`]). A kernel may also come to it by an address in memory. That address can have got there
 //! only by the program's bytes after it was given, since a kernel that was given it has waited: so what brings bytes that
 //! hold it waits too, and all that lets a kernel see memory that the program writes by itself.
 //!
@@ -9,10 +9,12 @@
 
 use std::ops::Range;
 
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_device::DEVICE_RANGE;
 use rekindle_protocol::operation::*;
 use rekindle_ring::Record;
 
+use super::aside::{Later, Waits};
 use super::{Data, Load, REFUSED};
 use crate::client::Client;
 use crate::dispatch::Admission;
@@ -32,36 +34,68 @@ enum Reach {
 /// Whether the next request can be done.
 pub(crate) fn admit(client: &mut Client, ring: usize, record: &Record<'_>) -> Admission {
     client.data.holds = false;
-    if client.data.loads.is_empty() {
+    if writes_declared(client, record) {
+        return Admission::Refuse(CUDA_ERROR_INVALID_VALUE);
+    }
+    if client.data.loads.is_empty() && client.data.later.is_empty() {
         return Admission::Now;
     }
-    let admission = judge(client, ring, record);
+    let admission = match judge(client, ring, record) {
+        Judged::Refuse => Admission::Refuse(REFUSED),
+        Judged::Now => Later::admit(client, ring, record, None),
+        Judged::Waits(waits) => Later::admit(client, ring, record, Some(waits)),
+    };
     client.data.holds = admission == Admission::Wait;
     admission
 }
 
-fn judge(client: &Client, ring: usize, record: &Record<'_>) -> Admission {
+/// What is known of a request by what it may come to.
+enum Judged {
+    Now,
+    Refuse,
+    Waits(Waits),
+}
+
+/// Whether it certainly writes to data that is there, which the GPU would refuse by a fault.
+fn writes_declared(client: &Client, record: &Record<'_>) -> bool {
+    let writes = [Copy::OPCODE, CopyStrided::OPCODE, SetMemory::OPCODE, Upload::OPCODE];
+    if client.data.declared.is_empty() || !writes.contains(&record.opcode) {
+        return false;
+    }
+    let Needs::Memory(touched) = needs(client, record.opcode, record.body, record.trailer) else {
+        return false;
+    };
+    touched.written.iter().any(|range| {
+        let before = client.data.declared.range(..range.end).next_back();
+        before.is_some_and(|(address, declared)| range.start < address + declared.bytes)
+    })
+}
+
+fn judge(client: &Client, ring: usize, record: &Record<'_>) -> Judged {
+    let loading = |load: &&Load| load.is_loading();
     let data = &client.data;
     let touched = match reach(client, ring, record) {
-        Reach::Nothing => return Admission::Now,
-        Reach::Anything if data.is_settled() => return Admission::Now,
-        Reach::Anything => return Admission::Wait,
+        Reach::Nothing => return Judged::Now,
+        Reach::Anything => {
+            let loads: Vec<usize> = data.loads.iter().filter(loading).map(Load::part).collect();
+            return if loads.is_empty() { Judged::Now } else { Judged::Waits(Waits { loads, named: false }) };
+        }
         Reach::These(touched) => touched,
     };
-    let named = |loading: bool| {
-        let of_it = data.loads.iter().filter(|load| load.is_loading() == loading);
-        of_it.into_iter().any(|load| names(&touched, &load.range()))
-    };
+    let named = data.loads.iter().filter(|load| names(&touched, &load.range()));
+    let (loads, failed): (Vec<&Load>, Vec<&Load>) = named.partition(loading);
     // What it names beside data that cannot be had does not matter.
-    match (named(false), named(true)) {
-        (true, _)
+    match (failed.is_empty(), loads.is_empty()) {
+        (false, _)
             if matches!(record.opcode, MemoryFree::OPCODE | MemoryFreeAsync::OPCODE | TensorMap::OPCODE) =>
         {
-            Admission::Now
+            Judged::Now
         }
-        (true, _) => Admission::Refuse(REFUSED),
-        (false, true) => Admission::Wait,
-        (false, false) => Admission::Now,
+        (false, _) => Judged::Refuse,
+        (true, false) => {
+            Judged::Waits(Waits { loads: loads.into_iter().map(Load::part).collect(), named: true })
+        }
+        (true, true) => Judged::Now,
     }
 }
 
@@ -85,6 +119,7 @@ fn reach(client: &Client, ring: usize, record: &Record<'_>) -> Reach {
         ExchangePut::OPCODE => {
             postcard::from_bytes(body).map(|ExchangePut { address, bytes, .. }| at(address, bytes))
         }
+        DataDump::OPCODE => postcard::from_bytes(body).map(|DataDump { address, .. }| at(address, 1)),
         WaitValue::OPCODE => postcard::from_bytes(body).map(|WaitValue { address, .. }| at(address, 8)),
         WriteValue::OPCODE => postcard::from_bytes(body).map(|WriteValue { address, value, .. }| {
             let range = address..address.saturating_add(8);

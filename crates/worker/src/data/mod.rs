@@ -2,29 +2,40 @@
 //!
 //! ```text
 //!   program      DataLoad ─▶ address ┄ launch(address) ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ goes when all is there ─▶
-//!   dispatch       │ room, window          └ waits ([`hold`])        ▲ mapped for the program
-//!   a thread       └▶ memory daemon: Ready ─ Ready ─ … ─ Whole ──────┘
-//!   GPU                 └ copied through the window, piece by piece
+//!   dispatch       │ addresses           └ waits ([`hold`])        ▲ mapped for the program
+//!   a thread       └▶ memory daemon: Ready ─ Ready ─ … ─ Whole ────┤
+//!   GPU                 │ └ copied through a window, piece by piece │
+//!                       └ OnGpu: memory that others have too ───────┘
 //! ```
 //!
-//! The buffer is one of the program's from the start: images, sleep and the rest know nothing else of it, and the program
-//! does not come to a stop while one is on its way. What cannot be had is never mapped, and requests that name it are
-//! refused until the program frees it.
+//! The program does not come to a stop while one is on its way. What is there is a buffer which cannot be written to, and
+//! which programs of one owner have together ([`declared`]). What cannot be had is never mapped, and requests that name it
+//! are refused until the program frees it.
 
+mod aside;
+mod declared;
+mod dump;
+mod dumped;
 mod hold;
 mod load;
+mod read;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CuResult};
-use rekindle_device::{Access, Memory, Result};
-use rekindle_protocol::data::Problem;
-use rekindle_protocol::operation::{Answer, DataFound, DataLoad, DataState, Origin, encode_reply};
+use rekindle_device::{Memory, Result};
+use rekindle_protocol::data::{Problem, Write};
+use rekindle_protocol::operation::{Answer, DataFound, DataLoad, DataOpen, DataState, Origin, encode_reply};
 
 use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
-use load::{Job, Left, Loader};
+use load::{Came, Job, Left, Loader};
 
+pub(crate) use aside::catch_up;
+pub(crate) use declared::{Declared, Joined, join};
+pub(crate) use dumped::Written;
 pub(crate) use hold::admit;
 pub(crate) use load::connect;
 
@@ -37,6 +48,12 @@ pub(crate) struct Data {
     remote: Option<Remote>,
     loads: Vec<Load>,
     begun: u64,
+    /// What is there, by address.
+    declared: BTreeMap<u64, Declared>,
+    /// What the program writes to and dumps, by address.
+    written: BTreeMap<u64, Written>,
+    /// Requests that wait for some of it.
+    later: aside::Later,
     /// The next request waits for some of it.
     holds: bool,
 }
@@ -44,6 +61,7 @@ pub(crate) struct Data {
 struct Load {
     number: u64,
     device: usize,
+    url: String,
     address: u64,
     /// As the program asked, and of the memory.
     bytes: u64,
@@ -54,13 +72,22 @@ struct Load {
 }
 
 enum State {
-    Loading { loader: Loader, memory: Memory, window: u64 },
+    Loading {
+        loader: Loader,
+        /// Where it is copied to: the window, and the memory there.
+        hidden: Option<(u64, Memory)>,
+    },
     Failed(Problem),
 }
 
 impl Load {
     fn range(&self) -> Range<u64> {
         self.address..self.address + self.room
+    }
+
+    /// Its number, as requests wait for it.
+    fn part(&self) -> usize {
+        self.number as usize
     }
 
     fn is_loading(&self) -> bool {
@@ -89,7 +116,8 @@ impl Data {
 
     /// Nothing is on its way.
     pub(crate) fn is_settled(&self) -> bool {
-        !self.loads.iter().any(Load::is_loading)
+        let loaded = !self.loads.iter().any(Load::is_loading) && self.later.is_empty();
+        loaded && !self.written.values().any(Written::is_under_way)
     }
 
     pub(crate) fn holds(&self) -> bool {
@@ -111,6 +139,16 @@ impl Data {
                 loader.stop();
             }
         }
+        self.declared.clear();
+        self.later.clear();
+        std::mem::take(&mut self.written).into_values().for_each(Written::stop);
+    }
+
+    /// Where data is loaded to that holds this address: its start, its bytes, and the device.
+    pub(crate) fn range(&self, address: u64) -> Option<(u64, u64, u8)> {
+        let load =
+            self.loads.iter().find(|load| (load.address..load.address + load.bytes).contains(&address))?;
+        Some((load.address, load.bytes, load.device as u8))
     }
 
     fn failed_at(&self, address: u64) -> Option<usize> {
@@ -121,6 +159,16 @@ impl Data {
 impl Client {
     /// Begins to load an object into a new buffer, whose address is the answer.
     pub(crate) fn load_data(&mut self, request: DataLoad<'_>) -> Result<u64> {
+        self.begin_load(request, None)
+    }
+
+    /// As [`Client::load_data`], of what the program writes to and dumps.
+    pub(crate) fn open_data_for_writing(&mut self, request: DataOpen<'_>) -> Result<u64> {
+        let DataOpen { device, url, bytes, create } = request;
+        self.begin_load(DataLoad { device, url, bytes }, Some(Write { create }))
+    }
+
+    fn begin_load(&mut self, request: DataLoad<'_>, write: Option<Write>) -> Result<u64> {
         let DataLoad { device, url, bytes } = request;
         let device = usize::from(device);
         let remote = self.data.remote.clone().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
@@ -128,55 +176,47 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.bind(device)?;
-        let (address, room, memory) = self.with_memory(device, |client| {
-            client.bind(device)?;
-            client.heap(device)?.add_unmapped(bytes)
-        })?;
-        let window = self.open_window(device, room, memory).inspect_err(|_| self.give_up(device, address))?;
+        let (address, room) = self.heap(device)?.take_room(bytes)?;
         let context = self.context(device)?;
         let gpu = context.device.clone();
         let stream = context.gpu.copies.first().copied().unwrap_or(rekindle_device::Stream::LEGACY);
         self.data.begun += 1;
-        let number = self.data.begun;
-        let job = Job { url: url.to_string(), bytes, window, gpu, stream };
+        let (number, url, sharer) =
+            (self.data.begun, url.to_string(), self.sharer(device).filter(|_| write.is_none()));
+        let job = Job { number, url: url.clone(), bytes, sharer, write, gpu, stream, remote: remote.clone() };
         let ended = move |outcome| remote.run(move |dispatcher| dispatcher.end_data(number, outcome));
         let loader = match Loader::begin(job, ended) {
             Ok(loader) => loader,
             Err(error) => {
                 log::error!("cannot start a thread: {error}");
-                if self.on(device)?.unmap(window, room).is_ok() {
-                    self.heap(device)?.give_addresses(window, room);
-                }
-                self.give_up(device, address);
+                self.heap(device)?.give_addresses(address, room);
                 return Err(REFUSED);
             }
         };
-        let state = State::Loading { loader, memory, window };
-        self.data.loads.push(Load { number, device, address, bytes, room, state, waiting: Vec::new() });
+        let state = State::Loading { loader, hidden: None };
+        self.data.loads.push(Load { number, device, url, address, bytes, room, state, waiting: Vec::new() });
         Ok(address)
     }
 
-    /// Where memory is mapped while it is filled.
-    fn open_window(&mut self, device: usize, room: u64, memory: Memory) -> Result<u64> {
-        let heap = self.heap(device)?;
-        let granularity = heap.granularity();
-        let window = heap.take_addresses(room, granularity, 0)?;
-        let gpu = self.context(device)?.device.clone();
-        let mapped = gpu.map(window, room, memory).and_then(|()| {
-            gpu.protect(window, room, Access::ReadWrite).inspect_err(|_| {
-                let _ = gpu.unmap(window, room);
-            })
-        });
-        if mapped.is_err() {
-            self.heap(device)?.give_addresses(window, room);
+    /// Makes the memory that data is copied into, unless it is there: where it is mapped meanwhile.
+    fn open_data(&mut self, number: u64) -> Result<u64> {
+        let find = |load: &&mut Load| load.number == number;
+        let load = self.data.loads.iter_mut().find(find).ok_or(REFUSED)?;
+        let (device, room) = (load.device, load.room);
+        match load.state {
+            State::Loading { hidden: Some((window, _)), .. } => return Ok(window),
+            State::Loading { .. } => {}
+            State::Failed(_) => return Err(REFUSED),
         }
-        mapped.map(|()| window)
-    }
-
-    fn give_up(&mut self, device: usize, address: u64) {
-        if let Ok(heap) = self.heap(device) {
-            heap.remove_unmapped(address, true);
+        let made = self.with_memory(device, |client| {
+            client.bind(device)?;
+            client.heap(device)?.make_hidden(room)
+        })?;
+        if let Some(Load { state: State::Loading { hidden, .. }, .. }) = self.data.loads.iter_mut().find(find)
+        {
+            *hidden = Some(made);
         }
+        Ok(made.0)
     }
 
     /// How it stands with the data at this address; with `wait`, once it is all there or cannot be had.
@@ -210,41 +250,87 @@ impl Client {
         for address in addresses {
             self.forget_data(address);
         }
+        self.data.declared.retain(|_, declared| declared.device != device);
+        for (_, written) in self.data.written.extract_if(.., |_, written| written.device == device) {
+            written.stop();
+        }
+    }
+}
+
+impl Client {
+    /// Maps what has come at the program's address: what it was copied from, if it was.
+    fn show_data(
+        &mut self,
+        load: &Load,
+        hidden: Option<(u64, Memory)>,
+        came: Came,
+    ) -> std::result::Result<Option<Left>, Problem> {
+        let (device, address, bytes) = (load.device, load.address, load.bytes);
+        let sizes = (bytes, load.room);
+        let on = |client: &mut Client, show: &dyn Fn(&mut crate::memory::Heap) -> Result<()>| {
+            client.bind(device).and_then(|()| show(client.heap(device)?)).map_err(load::unmapped)
+        };
+        let row = |version| Declared::new(device, &load.url, version, bytes);
+        match came {
+            Came::Copied { left, version, connection } => {
+                let Some((_, memory)) = hidden else { return Err(load::unmapped(REFUSED)) };
+                on(self, &|heap| heap.show(address, sizes, memory, false))?;
+                self.data.declared.insert(address, row(version).filling(connection));
+                self.offer_declared(address);
+                Ok(Some(left))
+            }
+            Came::Own { left, expected } => {
+                let Some((_, memory)) = hidden else { return Err(load::unmapped(REFUSED)) };
+                on(self, &|heap| heap.show(address, sizes, memory, true))?;
+                self.data.written.insert(address, Written::new(device, &load.url, bytes, expected));
+                Ok(Some(left))
+            }
+            Came::Shared { memory, room, version, connection } if room == load.room => {
+                on(self, &|heap| heap.show_declared(address, sizes, memory.as_fd()))?;
+                self.data.declared.insert(address, row(version).held(connection, memory));
+                Ok(None)
+            }
+            Came::Shared { .. } => Err(load::unmapped(CUDA_ERROR_INVALID_VALUE)),
+        }
+    }
+
+    fn remove_hidden(&mut self, device: usize, room: u64, (window, memory): (u64, Memory)) {
+        match self.bind(device).and_then(|()| self.heap(device)) {
+            Ok(heap) => heap.remove_hidden(window, room, memory),
+            Err(code) => log::warn!("{room} bytes that data was to be loaded into stay in use: {code}"),
+        }
     }
 }
 
 impl Dispatcher {
     /// All of it is there, or it cannot be had.
-    fn end_data(&mut self, number: u64, outcome: std::result::Result<Left, Problem>) {
+    fn end_data(&mut self, number: u64, outcome: std::result::Result<Came, Problem>) {
         let client = &mut self.client;
         let Some(at) = client.data.loads.iter().position(|load| load.number == number) else { return };
         let mut load = client.data.loads.swap_remove(at);
-        let State::Loading { memory, window, .. } = load.state else { return };
-        let (device, address, room) = (load.device, load.address, load.room);
-        let outcome = outcome.and_then(|left| {
-            let shown = client.on(device).and_then(|gpu| {
-                gpu.map(address, room, memory)?;
-                gpu.protect(address, room, Access::ReadWrite)
-            });
-            shown.map(|()| left).map_err(load::unmapped)
-        });
+        let State::Loading { hidden, .. } = load.state else { return };
+        let (device, room) = (load.device, load.room);
+        let shown = outcome.and_then(|came| client.show_data(&load, hidden, came));
         let waiting = std::mem::take(&mut load.waiting);
-        let found = match outcome {
+        let found = match shown {
             Ok(left) => {
-                client.transferred.to_gpu += load.bytes;
-                self.close_window_later((device, window, room), left);
+                match (left, hidden) {
+                    (Some(left), Some((window, _))) => {
+                        client.transferred.to_gpu += load.bytes;
+                        self.close_window_later((device, window, room), left);
+                    }
+                    // Another program had filled its memory meanwhile.
+                    (None, Some(hidden)) => client.remove_hidden(device, room, hidden),
+                    _ => {}
+                }
                 DataFound { loading: false, problem: None }
             }
             Err(problem) => {
                 log::warn!("{}", problem.sentence);
-                let closed = client.on(device).and_then(|gpu| gpu.unmap(window, room));
-                if let Ok(heap) = client.heap(device) {
-                    // Its addresses stay taken until the program frees it.
-                    heap.remove_unmapped(address, false);
-                    if closed.is_ok() {
-                        heap.give_addresses(window, room);
-                    }
+                if let Some(hidden) = hidden {
+                    client.remove_hidden(device, room, hidden);
                 }
+                // Its addresses stay taken until the program frees it.
                 load.state = State::Failed(problem);
                 let found = load.found();
                 client.data.loads.push(load);

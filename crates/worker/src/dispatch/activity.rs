@@ -101,6 +101,8 @@ impl Activity {
             && on_demand.has_aside()
         {
             on_demand.catch_up(client, journal);
+        } else if let Activity::Running = self {
+            data::catch_up(client);
         }
     }
 

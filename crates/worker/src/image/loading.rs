@@ -3,7 +3,7 @@
 //! Requests of the program wait meanwhile: all of them, or with [`OnDemand`] those that name what is not there yet, or
 //! could not be done once more.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::mem::replace;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,6 +50,8 @@ pub(super) struct Work {
     pub hidden: Option<Vec<Hidden>>,
     /// Names of parts, those first that are to be loaded first.
     pub order: Vec<String>,
+    /// Where declared data is loaded to, by the names of parts.
+    pub declared: HashMap<String, u64>,
     /// What is to come of other processes of the program.
     pub arrivals: Arrivals,
 }
@@ -141,8 +143,12 @@ impl Loading {
             let views = std::mem::take(&mut *loaded.views.lock().unwrap_or_else(PoisonError::into_inner));
             let resident = loaded.resident.lock().unwrap_or_else(PoisonError::into_inner).take();
             let sources = Sources::of(&loaded.image, &views, resident.as_ref());
+            let names: Vec<String> = loaded.parts()?.iter().map(|(_, part)| part.name.clone()).collect();
             let whole = |number: usize| {
                 loaded.show(number)?;
+                if let Some(address) = names.get(number).and_then(|name| loaded.declared.get(name)).copied() {
+                    remote.run(move |dispatcher| dispatcher.client.declare(address));
+                }
                 progress.set_whole(number);
                 remote.wake();
                 Ok(())
@@ -239,6 +245,7 @@ impl Loading {
         if let Some(mending) = &mut client.mending {
             mending.pinned_later.clear();
         }
+        client.declare_all();
         let pinned = restore_memory::pin(client, &loading.work.state);
         let sharing = Sharing::begin(client, &loading.image(), loading.work.clone());
         for windows in loading.windows.drain(..) {
@@ -301,6 +308,7 @@ impl Loading {
         if self.work.hidden.is_none() {
             unmap_windows(client, &self.work.windows)?;
             restore_memory::protect(client, &self.work.state)?;
+            client.declare_all();
             let taken = client.take_arrived(&self.work.arrivals, &arrived);
             taken.map_err(device("have what another process of the program shares"))?;
         }

@@ -22,6 +22,7 @@ mod code_parts;
 mod contents;
 mod copy_out;
 mod cut;
+mod declared;
 mod disk;
 mod drain;
 mod error;

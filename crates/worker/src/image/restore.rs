@@ -18,12 +18,12 @@ use super::error::{Error, Result, device};
 use super::hidden::open_windows;
 use super::loading::{Loading, Work, spans};
 use super::resident::Registering;
-use super::state::{MOST_BYTES, PinnedState, State};
+use super::state::{MOST_BYTES, PinnedState, State, buffer_part};
 use super::timer::Timer;
 use super::whole::{self, OwnStreams};
 use super::{
-    LeftMemory, STATE_PART, arrays, contents, kernels, lent, restore_code, restore_memory, save_memory,
-    uncollected,
+    LeftMemory, STATE_PART, arrays, contents, declared, kernels, lent, restore_code, restore_memory,
+    save_memory, uncollected,
 };
 use crate::client::{
     Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Meeting, Mending, PartObject,
@@ -98,7 +98,13 @@ pub(crate) fn restore(
         true => dispatcher.cache.take_shared(&mut cached),
         false => HashMap::new(),
     };
-    restore_memory::place(&mut dispatcher.client, &state, &left, hidden.as_mut(), &shared)?;
+    let declared = match based {
+        // It gets what the base has.
+        true => declared::There::new(),
+        false => declared::join(&mut dispatcher.client, &image, &buffers(&state), &left)?,
+    };
+    let there = (&shared, &declared);
+    restore_memory::place(&mut dispatcher.client, &state, &left, hidden.as_mut(), there)?;
     let shared_state = std::mem::take(&mut state.ipc);
     let of_others = restore_memory::of_others(&state);
     let shared_physical = std::mem::take(&mut state.physical_shared);
@@ -128,7 +134,9 @@ pub(crate) fn restore(
         timer.lap("arrays", state.arrays.iter().map(|row| row.description.bytes()).sum());
     }
     if !lent.is_empty() {
-        let bytes = lent::copy(&mut dispatcher.client, restore_memory::wanted(&state, &windows), &lent)?;
+        let mut wanted = restore_memory::wanted(&state, &windows);
+        wanted.retain(|(name, _)| !declared.contains_key(name));
+        let bytes = lent::copy(&mut dispatcher.client, wanted, &lent)?;
         timer.lap("GPU memory, from the other GPU", bytes);
     }
     let gpus = save_memory::gpus(&dispatcher.client);
@@ -146,8 +154,10 @@ pub(crate) fn restore(
     dispatcher.client.bind_anew();
     let filled = match based {
         true => restore_memory::wanted(&state, &windows).into_iter().map(|(name, _)| name).collect(),
-        false => left.keys().chain(lent.keys()).cloned().collect(),
+        false => left.keys().chain(lent.keys()).chain(declared.keys()).cloned().collect(),
     };
+    let to_load = dispatcher.client.data.declared().map(|(address, _)| (buffer_part(address), address));
+    let to_load = to_load.filter(|(part, _)| !declared.contains_key(part)).collect();
     // A second view of both, for the thread that loads.
     let work = Work {
         image: Image::open(image.path())?,
@@ -159,6 +169,7 @@ pub(crate) fn restore(
         resident: Mutex::new(dispatcher.registering.take().and_then(Registering::end)),
         hidden,
         order,
+        declared: to_load,
         arrivals,
     };
     let beside = remote.clone();
@@ -218,6 +229,12 @@ fn confine(client: &Client, state: &State) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The bytes of buffers, by the names of their parts.
+fn buffers(state: &State) -> HashMap<String, u64> {
+    let rows = state.devices.iter().flat_map(|row| &row.context).flat_map(|context| &context.buffers);
+    rows.map(|buffer| (buffer_part(buffer.address), buffer.bytes)).collect()
 }
 
 /// The encoded state of the image.

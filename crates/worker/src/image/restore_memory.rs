@@ -10,6 +10,7 @@ use rekindle_store::{Image, Part, PartKind};
 
 use super::LeftMemory;
 use super::contents::Place;
+use super::declared::There;
 use super::error::{Error, Result, device};
 use super::hidden::Hidden;
 use super::save_memory::Window;
@@ -26,10 +27,10 @@ pub(super) fn place(
     state: &State,
     left: &LeftMemory,
     hidden: Option<&mut Vec<Hidden>>,
-    shared: &HashMap<String, OwnedFd>,
+    (shared, declared): (&HashMap<String, OwnedFd>, &There),
 ) -> Result<()> {
     let mut on = 0;
-    place_all(client, state, left, hidden, &mut on, shared).map_err(|error| match error {
+    place_all(client, state, left, hidden, &mut on, (shared, declared)).map_err(|error| match error {
         Error::Device { action, code: CUDA_ERROR_OUT_OF_MEMORY } => {
             let (free, total) = client.memory_space(on).unwrap_or_default();
             Error::Taken { action, free: free >> 20, total: total >> 20 }
@@ -45,8 +46,9 @@ fn place_all(
     left: &LeftMemory,
     mut hidden: Option<&mut Vec<Hidden>>,
     on: &mut usize,
-    shared: &HashMap<String, OwnedFd>,
+    (shared, declared): (&HashMap<String, OwnedFd>, &There),
 ) -> Result<()> {
+    let read_only: HashSet<u64> = client.data.declared().map(|(address, _)| address).collect();
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
         *on = index;
@@ -70,8 +72,20 @@ fn place_all(
             if number > 0 && fault::point("gpu-memory-taken").is_err() {
                 return Err(device(action)(CUDA_ERROR_OUT_OF_MEMORY));
             }
+            if let Some((memory, bytes)) = declared.get(&part) {
+                let sizes = (*bytes, buffer.bytes);
+                let placed = heap.place_declared(buffer.address, sizes, memory.as_fd());
+                placed.map_err(device(action))?;
+                if let Some(hidden) = &mut hidden {
+                    hidden.push(Hidden::new(part, index, None, buffer.bytes));
+                }
+                continue;
+            }
             if let Some(hidden) = &mut hidden {
-                if let (Some(memory), Content::Large { bytes, .. }) = (shared.get(&part), &content) {
+                let is_read_only = read_only.contains(&buffer.address);
+                if let (Some(memory), Content::Large { bytes, .. }, false) =
+                    (shared.get(&part), &content, is_read_only)
+                {
                     let content = Content::Large { bytes: *bytes, freed: false };
                     match heap.place_shared(buffer.address, buffer.bytes, content, memory.as_fd()) {
                         Ok(()) => {
@@ -83,7 +97,8 @@ fn place_all(
                 }
                 let placed = heap.place_unmapped(buffer.address, buffer.bytes, content);
                 let mut one = Hidden::new(part, index, Some(placed.map_err(device(action))?), buffer.bytes);
-                one.mappings.push((buffer.address, Access::ReadWrite));
+                let access = if is_read_only { Access::Read } else { Access::ReadWrite };
+                one.mappings.push((buffer.address, access));
                 hidden.push(one);
                 continue;
             }

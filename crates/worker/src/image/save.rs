@@ -22,7 +22,7 @@ use super::state::{
     ThreadState,
 };
 use super::timer::Timer;
-use super::{LeftMemory, arrays, contents, copy_out, save_code, save_memory, uncollected};
+use super::{LeftMemory, arrays, contents, copy_out, declared, save_code, save_memory, uncollected};
 use crate::client::{Body, Client, Context, ModuleObject, PartObject, Recipe, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
@@ -69,6 +69,7 @@ pub(crate) fn save(
     state.physical_shared = client.physical_shared();
     check_shared(&state)?;
     let arrays = arrays::save(client, &staging, &mut state)?;
+    let declared = declared::save(client, &staging)?;
     timer.lap("GPU objects", 0);
     let mut left = LeftMemory::new();
     if contents == Contents::Left {
@@ -114,6 +115,7 @@ pub(crate) fn save(
         timer.lap("modules, beyond that", code.iter().map(|part| part.bytes).sum());
         parts.extend(code);
         parts.extend(arrays);
+        parts.extend(declared);
         parts.push(put_state(&staging, &state, &mut timer)?);
         parts.iter().map(describe).collect::<Result<_>>()
     });

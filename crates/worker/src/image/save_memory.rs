@@ -55,7 +55,15 @@ pub(super) fn plan(
             let name = buffer_part(address);
             match &mut kept {
                 Kept::Elsewhere => {}
-                Kept::Left(left) => drop(left.insert(name, export(&*context.device, buffer.memory)?)),
+                Kept::Left(left) => {
+                    // What another program has made is had again by the descriptor that it came by.
+                    let others = client.data.declared_at(address).and_then(|declared| declared.memory());
+                    let memory = match others.map(|memory| memory.try_clone()) {
+                        Some(Ok(memory)) => memory,
+                        _ => export(&*context.device, buffer.memory)?,
+                    };
+                    left.insert(name, memory);
+                }
                 Kept::Saved => {
                     let writer = staging.part(PartKind::GpuBuffer, &name, attributes, buffer.bytes)?;
                     work.push((Place { device: index, address, bytes: buffer.bytes }, writer));

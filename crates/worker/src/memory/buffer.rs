@@ -15,8 +15,19 @@ pub(crate) struct Buffer {
     pub content: Content,
     /// The memory is a cache's: others have it mapped too, and it cannot be written to here.
     pub shared: bool,
+    /// It holds declared data: it cannot be written to here, and others may have the memory too.
+    pub declared: Option<Hold>,
     /// By which other processes of the program may have the memory.
     pub export: Option<Arc<Export>>,
+}
+
+/// Whose the memory of declared data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// It was made here.
+    Own,
+    /// It was made by another program.
+    Others,
 }
 
 #[derive(Debug)]

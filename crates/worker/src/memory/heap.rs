@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Access, Device, Event, Memory, Result, Stream};
 
-use super::{Buffer, Content, Regions, Slab, Small, Space};
+use super::{Buffer, Content, Hold, Regions, Slab, Small, Space};
 use crate::ipc::Export;
 
 /// Allocations of at least this size get a handle of their own.
@@ -79,6 +79,12 @@ impl Heap {
     /// Bytes of those that are shared.
     pub(crate) fn shared_bytes(&self) -> u64 {
         self.buffers.values().filter(|buffer| buffer.shared).map(|buffer| buffer.bytes).sum()
+    }
+
+    /// Bytes of declared data whose memory other programs have made.
+    pub(crate) fn others_bytes(&self) -> u64 {
+        let others = self.buffers.values().filter(|buffer| buffer.declared == Some(Hold::Others));
+        others.map(|buffer| buffer.bytes).sum()
     }
 
     /// Where shared buffers lie that one of these ranges meets.
@@ -210,24 +216,87 @@ impl Heap {
         Ok(memory)
     }
 
-    /// Makes a buffer on memory that is not mapped, as [`Heap::place_unmapped`] does, at addresses of its own: where it
-    /// lies, and how many bytes the memory has.
-    pub(crate) fn add_unmapped(&mut self, bytes: u64) -> Result<(u64, u64, Memory)> {
+    /// Takes addresses for a buffer of so many bytes that gets its memory later: where, and how many bytes that is to have.
+    pub(crate) fn take_room(&mut self, bytes: u64) -> Result<(u64, u64)> {
         let room = bytes.checked_next_multiple_of(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let at = self.take_addresses(room, self.granularity, 0)?;
-        let memory = self.device.memory_create(room).inspect_err(|_| self.give_addresses(at, room))?;
-        self.hold(at, room, memory, Content::Large { bytes, freed: false });
-        Ok((at, room, memory))
+        Ok((self.take_addresses(room, self.granularity, 0)?, room))
     }
 
-    /// Gives the memory of a buffer back that was never mapped, and its addresses if nobody knows them.
-    pub(crate) fn remove_unmapped(&mut self, at: u64, unknown: bool) {
-        let Some(buffer) = self.buffers.remove(&at) else { return };
-        if unknown {
-            self.give_addresses(at, buffer.bytes);
+    /// Makes memory that is mapped in a window, where it is filled: that, and the memory.
+    pub(crate) fn make_hidden(&mut self, room: u64) -> Result<(u64, Memory)> {
+        let window = self.take_addresses(room, self.granularity, 0)?;
+        let memory = self.back(window, room, None, Access::ReadWrite);
+        Ok((window, memory.inspect_err(|_| self.give_addresses(window, room))?))
+    }
+
+    /// Makes a buffer, at addresses that were taken for it, of memory that was filled elsewhere. Without `write` it is
+    /// declared data, which can only be read.
+    pub(crate) fn show(
+        &mut self,
+        at: u64,
+        (bytes, room): (u64, u64),
+        memory: Memory,
+        write: bool,
+    ) -> Result<()> {
+        self.device.map(at, room, memory)?;
+        let access = if write { Access::ReadWrite } else { Access::Read };
+        self.device.protect(at, room, access).inspect_err(|_| {
+            let _ = self.device.unmap(at, room);
+        })?;
+        self.hold(at, room, memory, Content::Large { bytes, freed: false });
+        self.note_declared(at, (!write).then_some(Hold::Own));
+        Ok(())
+    }
+
+    /// Makes a buffer of declared data, at addresses that were taken for it, on another program's memory.
+    pub(crate) fn show_declared(
+        &mut self,
+        at: u64,
+        (bytes, room): (u64, u64),
+        from: BorrowedFd<'_>,
+    ) -> Result<()> {
+        let memory = self.back(at, room, Some(from), Access::Read)?;
+        self.hold(at, room, memory, Content::Large { bytes, freed: false });
+        self.note_declared(at, Some(Hold::Others));
+        Ok(())
+    }
+
+    /// As [`Heap::place`], of declared data on memory that holds it.
+    pub(crate) fn place_declared(&mut self, at: u64, sizes: (u64, u64), from: BorrowedFd<'_>) -> Result<()> {
+        if !self.take_addresses_at(at, sizes.1) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        if let Err(code) = self.device.memory_release(buffer.memory) {
-            log::warn!("{} bytes of a buffer that was not filled stay in use: {code}", buffer.bytes);
+        self.show_declared(at, sizes, from).inspect_err(|_| self.give_addresses(at, sizes.1))
+    }
+
+    /// A buffer that is filled is declared data from now on.
+    pub(crate) fn declare(&mut self, at: u64) -> Result<()> {
+        let buffer = self.buffers.get(&at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.device.protect(at, buffer.bytes, Access::Read)?;
+        self.note_declared(at, Some(Hold::Own));
+        Ok(())
+    }
+
+    pub(crate) fn note_declared(&mut self, at: u64, hold: Option<Hold>) {
+        if let Some(buffer) = self.buffers.get_mut(&at) {
+            buffer.declared = hold;
+        }
+    }
+
+    /// A descriptor of the memory of a buffer, and its bytes.
+    pub(crate) fn descriptor(&self, at: u64) -> Result<(OwnedFd, u64)> {
+        let buffer = self.buffers.get(&at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        Ok((self.device.memory_export(buffer.memory)?, buffer.bytes))
+    }
+
+    /// Gives memory back that was to be filled in a window, and the window.
+    pub(crate) fn remove_hidden(&mut self, window: u64, room: u64, memory: Memory) {
+        match self.device.unmap(window, room) {
+            Ok(()) => self.give_addresses(window, room),
+            Err(code) => log::warn!("the addresses of a buffer that was not filled stay in use: {code}"),
+        }
+        if let Err(code) = self.device.memory_release(memory) {
+            log::warn!("{room} bytes of a buffer that was not filled stay in use: {code}");
         }
     }
 
@@ -319,7 +388,7 @@ impl Heap {
         let (at, buffer) = self.holding(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let export = match &buffer.export {
             Some(export) => export.clone(),
-            None if buffer.shared => return Err(CUDA_ERROR_INVALID_VALUE),
+            None if buffer.shared || buffer.declared.is_some() => return Err(CUDA_ERROR_INVALID_VALUE),
             None => way(self.device.memory_export(buffer.memory)?, buffer.bytes),
         };
         if let Some(buffer) = self.buffers.get_mut(&at) {
@@ -359,7 +428,8 @@ impl Heap {
     /// idle, and its context current.
     pub(crate) fn adopt(&mut self, at: u64, bytes: u64, memory: Memory) -> Result<()> {
         let content = Content::Large { bytes, freed: false };
-        self.buffers.insert(at, Buffer { bytes, memory, content, shared: true, export: None });
+        self.buffers
+            .insert(at, Buffer { bytes, memory, content, shared: true, declared: None, export: None });
         self.make_private(at).inspect_err(|_| {
             if self.buffers.get(&at).is_some_and(|buffer| buffer.memory == memory) {
                 self.buffers.remove(&at);
@@ -390,7 +460,8 @@ impl Heap {
         if matches!(content, Content::Slab(_)) {
             self.slabs.push(at);
         }
-        self.buffers.insert(at, Buffer { bytes, memory, content, shared: false, export: None });
+        self.buffers
+            .insert(at, Buffer { bytes, memory, content, shared: false, declared: None, export: None });
     }
 
     /// Makes memory, or takes what there is, and maps it.

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_device::{PROGRAM_RANGE, Slice};
 
-pub(crate) use buffer::{Buffer, Content};
+pub(crate) use buffer::{Buffer, Content, Hold};
 pub(crate) use heap::Heap;
 pub(crate) use pinned::{Pinned, is_plain_name, map_pinned};
 pub(crate) use slab::{Slab, Small};

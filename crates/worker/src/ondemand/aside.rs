@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::order::{Name, Named, Object, Order, Stream};
 
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     pub ticket: u64,
     /// Where it is in the journal.
     pub at: usize,
@@ -20,7 +20,7 @@ pub(super) struct Waiting {
 }
 
 #[derive(Default)]
-pub(super) struct Aside {
+pub(crate) struct Aside {
     queues: Vec<(Stream, VecDeque<Waiting>)>,
     /// For what those that wait name: their numbers, and whether they change it.
     named: HashMap<Object, VecDeque<(u64, bool)>>,
@@ -28,16 +28,16 @@ pub(super) struct Aside {
 }
 
 impl Aside {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.count
     }
 
     /// Whether a request that comes now has to come after one of these.
-    pub(super) fn precedes(&self, order: &Order) -> bool {
+    pub(crate) fn precedes(&self, order: &Order) -> bool {
         !self.is_empty()
             && (order.stream.is_some_and(|stream| {
                 self.queue(stream.name).is_some_and(|queue| !queue.is_empty())
@@ -45,7 +45,7 @@ impl Aside {
             }) || order.named.is_some_and(|named| self.named_before(&named, u64::MAX)))
     }
 
-    pub(super) fn push(&mut self, stream: Stream, waiting: Waiting) {
+    pub(crate) fn push(&mut self, stream: Stream, waiting: Waiting) {
         if let Some(Named { object, changes }) = waiting.named {
             self.named.entry(object).or_default().push_back((waiting.ticket, changes));
         }
@@ -62,7 +62,7 @@ impl Aside {
 
     /// Takes one that can be done now. `is_there` tells of a part whether it is, `hurry` is told of parts that are not
     /// and that the first request of a stream waits for.
-    pub(super) fn next(
+    pub(crate) fn next(
         &mut self,
         is_there: impl Fn(usize) -> bool,
         mut hurry: impl FnMut(&[usize]),

@@ -72,7 +72,10 @@ impl Base {
             rows.push((Row { what, bytes, offset }, address));
             offset = (offset + bytes).next_multiple_of(ALIGNMENT);
         };
-        for (&address, buffer) in context.heap.buffers().iter().filter(|(_, buffer)| !buffer.shared) {
+        // Declared data is not changed.
+        for (&address, buffer) in
+            context.heap.buffers().iter().filter(|(_, buffer)| !buffer.shared && buffer.declared.is_none())
+        {
             add(What::Buffer { address }, address, buffer.bytes);
         }
         for (_, module) in client.modules.iter().filter(|(_, module)| module.device == index) {

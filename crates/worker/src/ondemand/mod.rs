@@ -36,6 +36,9 @@ use rekindle_device::DEVICE_RANGE;
 use rekindle_protocol::operation::{Asynchronous, Upload, name};
 use rekindle_ring::Record;
 
+pub(crate) use aside::{Aside, Waiting};
+pub(crate) use order::{Named, Object, Order, order, stream as named_stream};
+
 pub(crate) use again::{ARGUMENT, do_again, main};
 pub(crate) use conversations::{Conversations, Daemon, wait_for_close, wait_for_parting, wait_readable};
 pub(crate) use journal::Journal;
@@ -49,9 +52,7 @@ pub(crate) use uses::{Spans, Uses};
 use crate::client::Client;
 use crate::dispatch::Admission;
 use crate::image::Progress;
-use aside::{Aside, Waiting};
 use journal::{Entry, Flags};
-use order::order;
 use replay::perform;
 
 /// What is known of requests that run ahead.

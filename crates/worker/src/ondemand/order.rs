@@ -11,7 +11,7 @@ use crate::client::Client;
 const NON_BLOCKING: u32 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Name {
+pub(crate) enum Name {
     Legacy(u8),
     /// The default stream of a thread, by its ring.
     Own(u8, usize),
@@ -20,7 +20,7 @@ pub(super) enum Name {
 
 /// A stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Stream {
+pub(crate) struct Stream {
     pub name: Name,
     pub device: u8,
     /// It and the legacy default stream wait for each other.
@@ -29,20 +29,20 @@ pub(super) struct Stream {
 
 /// What a request names and may change: a change comes after all uses before it, and before those after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Named {
+pub(crate) struct Named {
     pub object: Object,
     pub changes: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Object {
+pub(crate) enum Object {
     Event(Id),
     Exec(Id),
     Function(Id),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Order {
+pub(crate) struct Order {
     pub stream: Option<Stream>,
     pub named: Option<Named>,
     /// It can be taken from its ring and done later: nobody waits for an answer, and all that it needs is in itself.
@@ -50,7 +50,7 @@ pub(super) struct Order {
 }
 
 /// What a request that can run ahead is ordered by. None for one that is nonsense.
-pub(super) fn order(client: &Client, ring: usize, opcode: u32, body: &[u8]) -> Option<Order> {
+pub(crate) fn order(client: &Client, ring: usize, opcode: u32, body: &[u8]) -> Option<Order> {
     let stream = |device, id| stream(client, ring, device, id);
     let work = |device, id, named| Some(Order { stream: Some(stream(device, id)?), named, can_wait: true });
     let named = |object, changes| Some(Named { object, changes });
@@ -113,7 +113,8 @@ pub(super) fn order(client: &Client, ring: usize, opcode: u32, body: &[u8]) -> O
     }
 }
 
-fn stream(client: &Client, ring: usize, device: u8, id: Id) -> Option<Stream> {
+/// The stream of this number, of the thread that has this ring.
+pub(crate) fn stream(client: &Client, ring: usize, device: u8, id: Id) -> Option<Stream> {
     Some(match id {
         LEGACY_STREAM => Stream { name: Name::Legacy(device), device, blocking: false },
         PER_THREAD_STREAM => Stream { name: Name::Own(device, ring), device, blocking: true },

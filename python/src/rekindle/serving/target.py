@@ -123,6 +123,7 @@ class Target:
                 self.check_data(error)
                 raise Raised(error) from error
             self.check_data(None)
+            await self.finish_data(None)
             return value
         threads = self.threads
         try:
@@ -134,9 +135,18 @@ class Target:
                 threads.shutdown(wait=False)
             raise
         self.check_data(raised)
+        await self.finish_data(raised)
         if raised is not None:
             raise Raised(raised) from raised
         return value
+
+    async def finish_data(self, raised: BaseException | None) -> None:
+        """What was dumped is in its store when the call ends; that it is not is why a call fails that did not fail otherwise."""
+        for data in self.declaration.data.values():
+            if data.is_dumping:
+                _, problem = await asyncio.get_running_loop().run_in_executor(self.threads, outcome, data.finish)
+                if problem is not None and raised is None:
+                    raise Raised(problem) from problem
 
     def check_data(self, raised: BaseException | None) -> None:
         """Data that could not be had is why a call failed that wanted it, whatever it met; one that did not fail has no use."""

@@ -112,6 +112,10 @@ pub(super) fn kind(client: &Client, record: &Record<'_>) -> Kind {
         },
         DataLoad::OPCODE
         | DataState::OPCODE
+        | DataOpen::OPCODE
+        | DataDump::OPCODE
+        | DataDumped::OPCODE
+        | DataRead::OPCODE
         | ExchangePut::OPCODE
         | ExchangeGet::OPCODE
         | ExchangeDrop::OPCODE => Kind::Never(Lapse::Others),

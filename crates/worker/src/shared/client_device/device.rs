@@ -78,7 +78,12 @@ impl Device for ClientDevice {
         }
     }
     fn memory_import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Memory> {
-        self.make(|device| device.memory_import(descriptor, bytes), |owned, made| owned.memory.insert(made))
+        let kept = descriptor.try_clone_to_owned().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+        let note = |owned: &mut Owned, made| owned.memory.insert(made);
+        let made = self.make(|device| device.memory_import(descriptor, bytes), note)?;
+        // What somebody else has made outlives the context by the descriptor that it came by.
+        self.kept().memory.insert(made, kept);
+        Ok(made)
     }
     fn map(&self, address: u64, bytes: u64, memory: Memory) -> Result<()> {
         let note = |owned: &mut Owned, ()| owned.mapped.insert(address, bytes);

@@ -1,0 +1,258 @@
+"""Declared data lies on a GPU once for all instances of an app, in memory that none of them can write to."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import numpy
+import pytest
+import rekindle as package
+from conftest import begun
+from nodes import COUNT, Node, expected, numbers
+
+APP = """
+import numpy
+from numba import cuda
+
+@cuda.jit
+def add(numbers, total):
+    at = cuda.grid(1)
+    if at < numbers.size:
+        cuda.atomic.add(total, 0, numbers[at])
+
+@cuda.jit
+def clear(numbers):
+    numbers[cuda.grid(1)] = 0
+
+class Sum:
+    @rekindle.enter()
+    def compile(self):
+        add[1, 32](cuda.to_device(numpy.zeros(4, "int32")), cuda.to_device(numpy.zeros(1, "int32")))
+        clear[1, 4](cuda.to_device(numpy.zeros(4, "int32")))
+        cuda.synchronize()
+        if {early}:
+            self.numbers.load().wait()
+
+    @rekindle.method()
+    def total(self, mark=None):
+        numbers = cuda.as_cuda_array(self.numbers.load())
+        total = cuda.to_device(numpy.zeros(1, "int32"))
+        add[8, 32](numbers[:: numbers.size // 64], total)
+        if mark:
+            Path(mark).touch()
+        return int(total.copy_to_host()[0])
+
+    @rekindle.method()
+    def array(self):
+        return self.numbers.load()
+
+    @rekindle.method()
+    def write(self):
+        clear[1, 4](cuda.as_cuda_array(self.numbers.load()))
+        cuda.synchronize()
+
+    @rekindle.method()
+    def copy_over(self):
+        try:
+            cuda.as_cuda_array(self.numbers.load()).copy_to_device(numpy.zeros(self.numbers.shape, "int32"))
+            cuda.synchronize()
+        except cuda.cudadrv.driver.CudaAPIError as error:
+            return int(error.code)
+"""
+CLASS = """
+@app.cls(gpu="emulated", share={share!r}, concurrency=2, sleep_window=0, data={{"numbers": rekindle.Data({url!r}, dtype="int32", shape={count})}})
+class {name}(Sum):
+    pass
+"""
+# Of the memory that the numbers lie in.
+ROOM = (COUNT * 4 + (2 << 20) - 1) >> 21 << 21
+
+
+class Instances(Node):
+    def deploy(self, url, *, app="sums", early=False, share=None, names=("One", "Two")):
+        classes = "".join(CLASS.format(name=name, url=url, count=COUNT, share=share) for name in names)
+        self.deployer.app(app, APP.format(early=early) + classes)
+        return [package.Cls.from_name(app, name)() for name in names]
+
+    def end(self, service):
+        """Its instance, as a crash would."""
+        (instance,) = self.deployer.service(service)["instances"]
+        self.rekindle("kill", instance["name"])
+        self.deployer.come_to(service)
+
+    def stats(self, name):
+        (row,) = self.rekindle.json("stats", "--no-stream", name)["sandboxes"]
+        return row
+
+    def shared(self, *names):
+        """How much each instance has of memory that others have made."""
+        return tuple(self.stats(name)["shared_bytes"] for name in names)
+
+
+@contextlib.contextmanager
+def instances_with(**environment):
+    with begun(**environment) as rekindle:
+        yield Instances(rekindle)
+
+
+@pytest.fixture
+def node():
+    with instances_with() as one:
+        yield one
+
+
+@pytest.mark.parametrize("share", [None, "tenant"])
+def test_the_second_instance_maps_what_the_first_has_loaded(node, share):
+    array = numbers(1)
+    _, url = node.file(array)
+    one, two = node.deploy(url, share=share)
+    assert one.total.remote() == expected(array)
+    assert two.total.remote() == expected(array)
+    assert numpy.array_equal(two.array.remote(), array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (0, ROOM)
+    # Nothing but code and small arrays has come over the link.
+    assert node.stats("sums-Two-1")["to_gpu_bytes"] < 1 << 20 < array.nbytes < node.stats("sums-One-1")["to_gpu_bytes"]
+    # The memory outlives whoever has loaded it, and is there for the next.
+    node.end("sums-One")
+    assert numpy.array_equal(two.array.remote(), array)
+    assert numpy.array_equal(one.array.remote(), array)
+    assert node.fetched() == 1
+    assert node.shared("sums-One-1", "sums-Two-1") == (ROOM, ROOM)
+    # With its last user it goes; what the host has is still there.
+    node.end("sums-One")
+    node.end("sums-Two")
+    assert one.total.remote() == expected(array)
+    assert node.shared("sums-One-1") == (0,) and node.fetched() == 1
+
+
+def test_an_object_that_changes_is_other_memory_and_who_has_the_old_one_keeps_it(node):
+    old, new = numbers(2), numbers(3)
+    place, url = node.file(old)
+    one, two = node.deploy(url)
+    assert one.total.remote() == expected(old)
+    place.unlink()
+    node.file(new)
+    assert two.total.remote() == expected(new)
+    assert numpy.array_equal(one.array.remote(), old) and numpy.array_equal(two.array.remote(), new)
+    assert node.shared("sums-One-1", "sums-Two-1") == (0, 0)
+
+
+def test_other_apps_have_memory_of_their_own(node):
+    array = numbers(4)
+    _, url = node.file(array)
+    (one,) = node.deploy(url, names=("One",))
+    (other,) = node.deploy(url, app="others", names=("One",))
+    assert one.total.remote() == other.total.remote() == expected(array)
+    assert node.shared("sums-One-1", "others-One-1") == (0, 0)
+    assert node.fetched() == 1
+
+
+@pytest.mark.parametrize("level", ["gpu", "host", "disk"])
+def test_sleep_keeps_what_it_has_and_shares_it_again(node, level):
+    array = numbers(5)
+    _, url = node.file(array)
+    one, two = node.deploy(url)
+    assert one.total.remote() == two.total.remote() == expected(array)
+    node.rekindle("sleep", "sums-Two-1", "--level", level)
+    assert numpy.array_equal(two.array.remote(), array)
+    # It has again what the other one has, or has kept it.
+    assert node.shared("sums-One-1", "sums-Two-1") == (0, ROOM)
+    node.rekindle("sleep", "sums-One-1", "--level", level)
+    node.end("sums-Two")
+    assert numpy.array_equal(one.array.remote(), array)
+    assert two.total.remote() == expected(array)
+    assert node.shared("sums-Two-1") == (ROOM,)
+
+
+def test_instances_of_an_image_with_data_share_it(node):
+    array = numbers(6)
+    place, url = node.file(array)
+    one, _ = node.deploy(url, early=True)
+    assert one.total.remote() == expected(array)
+    # Both images have it; the object itself is not needed any more.
+    place.rename(place.with_suffix(".away"))
+    _, two = [package.Cls.from_name("sums", name)() for name in ("One", "Two")]
+    assert two.total.remote() == expected(array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (0, ROOM)
+    node.end("sums-One")
+    assert numpy.array_equal(one.array.remote(), array) and numpy.array_equal(two.array.remote(), array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (ROOM, ROOM)
+
+
+def test_a_checkpoint_of_one_leaves_the_others_what_they_have(node):
+    array = numbers(7)
+    _, url = node.file(array)
+    one, two = node.deploy(url)
+    assert one.total.remote() == two.total.remote() == expected(array)
+    for name in ("sums-One-1", "sums-Two-1"):
+        node.rekindle("checkpoint", name, "--to", f"of-{name}", "--leave-running")
+    assert one.total.remote() == two.total.remote() == expected(array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (0, ROOM)
+
+
+@pytest.mark.parametrize("way", [(), ("--rounds", "2")])
+def test_who_moves_to_another_gpu_has_it_there_with_those_that_are_there(node, way):
+    array = numbers(11)
+    _, url = node.file(array)
+    one, two = node.deploy(url)
+    assert one.total.remote() == two.total.remote() == expected(array)
+    node.rekindle("migrate", "sums-Two-1", "--gpu", "emulated:1", *way)
+    assert numpy.array_equal(two.array.remote(), array) and numpy.array_equal(one.array.remote(), array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (0, 0)
+    node.rekindle("migrate", "sums-One-1", "--gpu", "emulated:1", *way)
+    assert numpy.array_equal(two.array.remote(), array) and numpy.array_equal(one.array.remote(), array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (ROOM, 0)
+
+
+@pytest.mark.parametrize("share", [None, "tenant"])
+def test_who_writes_to_it_faults_and_the_others_have_it_as_it_was(node, share):
+    array = numbers(8)
+    _, url = node.file(array)
+    one, two = node.deploy(url, share=share)
+    assert one.total.remote() == two.total.remote() == expected(array)
+    # A copy is refused, and the program goes on.
+    assert two.copy_over.remote() == 1
+    assert two.total.remote() == expected(array)
+    if share:
+        # A fault ends the context for all.
+        return
+    with pytest.raises(package.Error, match="700"):
+        two.write.remote()
+    assert numpy.array_equal(one.array.remote(), array)
+    node.end("sums-Two")
+    assert two.total.remote() == expected(array)
+
+
+def test_what_is_mapped_outlives_the_memory_daemon(node):
+    array = numbers(9)
+    _, url = node.file(array)
+    one, two = node.deploy(url)
+    assert one.total.remote() == expected(array)
+    (pid,) = node.memory_daemons()
+    os.kill(pid, signal.SIGKILL)
+    # The next one knows of no memory, and has the second instance fill some.
+    assert two.total.remote() == one.total.remote() == expected(array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (0, 0)
+    node.end("sums-One")
+    assert one.total.remote() == expected(array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (ROOM, 0)
+
+
+def test_one_that_is_killed_while_it_loads_leaves_that_to_the_next():
+    with instances_with(REKINDLE_FAULT="data-copy:hang") as node:
+        array = numbers(10)
+        _, url = node.file(array)
+        one, two = node.deploy(url)
+        first, second = (Path(node.deployer.mark(name)) for name in ("first", "second"))
+        lost = one.total.spawn(str(first))
+        node.rekindle.reached("data-copy")
+        call = two.total.spawn(str(second))
+        node.rekindle.wait(second.exists, "the second launch")
+        assert not call.done()
+        node.rekindle("kill", "sums-One-1")
+        with pytest.raises(package.InstanceLostError):
+            lost.get(timeout=60)
+        node.rekindle.let_go("data-copy")
+        assert call.get(timeout=60) == expected(array)
+        assert node.shared("sums-Two-1") == (0,)
