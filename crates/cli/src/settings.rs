@@ -41,7 +41,7 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 36] = [
+const SETTINGS: [Setting; 37] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -67,6 +67,7 @@ const SETTINGS: [Setting; 36] = [
     setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
     setting("restore.order", "REKINDLE_LOAD_ORDER", Kind::Words(&["profile", "default", "worst", "none"])),
     setting("cpu.precopy", "REKINDLE_PRECOPY", Kind::False("off")),
+    setting("cpu.increment", "REKINDLE_INCREMENT", Kind::Number),
     setting("restore.map-pages", "REKINDLE_CPU_PAGES", Kind::False("read")),
     setting("gpu.emulated", "REKINDLE_EMULATED", Kind::Text),
     setting("gpu.code", "REKINDLE_CODE", Kind::Words(&["whole", "pieces"])),

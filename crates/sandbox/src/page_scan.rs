@@ -183,6 +183,11 @@ pub fn protect(pagemap: &File, span: &Range<u64>, written: bool) -> io::Result<V
     scan.all(pagemap)
 }
 
+/// The pages of its own that a process has.
+pub fn own(pagemap: &File) -> io::Result<Vec<Range<u64>>> {
+    Scan::own(&(0..END)).all(pagemap)
+}
+
 /// The pages of its own that were protected and have not been written to since.
 pub fn unwritten(pagemap: &File) -> io::Result<Vec<Range<u64>>> {
     let mut scan = Scan::own(&(0..END));

@@ -7,6 +7,7 @@ use std::thread::ScopedJoinHandle;
 
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::worker::Contents;
+use rekindle_sandbox::pages::Layout;
 use rekindle_sandbox::{Frozen, KnownFiles, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
 
@@ -116,8 +117,9 @@ impl Attempt<'_> {
                 (Mode::Driver, None) => {
                     return Err(Error::Pages { what: "they did not come".to_string() });
                 }
-                (Mode::Sandbox, _) => {
-                    self.timeline.time("cpu pages", || self.convert(draft, images))?;
+                (Mode::Sandbox, served) => {
+                    let based = served.as_ref().map(|served| &served.based);
+                    self.timeline.time("cpu pages", || self.convert(draft, images, based))?;
                     inherited::part(images).map_err(|source| Error::io("rewrite", images, source))?;
                     driver_socket::silence(images).map_err(|source| Error::io("rewrite", images, source))?;
                     timers::wind(images).map_err(|source| Error::io("rewrite", images, source))?;
@@ -140,10 +142,13 @@ impl Attempt<'_> {
     }
 
     /// Has the program's memory mapped from the image on a restore.
-    fn convert(&self, draft: &Draft, images: &Path) -> Result<()> {
+    fn convert(&self, draft: &Draft, images: &Path, based: Option<&Layout>) -> Result<()> {
         let earlier = self.daemon.places.pages().join(&self.subject.id);
         let in_order = self.copied_ahead.get().is_none();
-        let all = self.warn(cpu_pages::convert(draft, images, &earlier, in_order)?);
+        let last = self.last_links.get().zip(based).map(|(links, based)| (links.path(), based));
+        let (warnings, layout) = cpu_pages::convert(draft, images, &earlier, last, in_order)?;
+        *self.layout.lock().unwrap_or_else(PoisonError::into_inner) = layout;
+        let all = self.warn(warnings);
         ImageMetadata::warn(&mut draft.manifest(), &all);
         Ok(())
     }
