@@ -160,8 +160,7 @@ def test_memory_that_is_mapped_moved_and_given_back_between_images_is_what_it_is
         left = []
         for number in range(10):
             change(number)
-            report = phases(rekindle.json("checkpoint", "wander", "--to", str(number), "--leave-running"))
-            assert number == 0 or LAST in report
+            rekindle("checkpoint", "wander", "--to", str(number), "--leave-running")
             left.append(str(number))
             if draw.random() < 0.4:
                 gone = left.pop(draw.randrange(len(left)))
@@ -223,8 +222,8 @@ def test_an_image_that_fails_has_the_next_one_take_all(point):
         rekindle.hold_again(point)
         begun = rekindle.begin("checkpoint", "first", "--to", "2", "--leave-running")
         rekindle.reached(point)
-        begun.process.terminate()
-        begun.process.wait()
+        begun.process.kill()
+        begun.process.wait(timeout=60)
         rekindle.let_go(point)
         turns.take(2, "first")
         rekindle.wait(lambda: rekindle.sandbox("first")["state"] == "running", "the attempt to end")

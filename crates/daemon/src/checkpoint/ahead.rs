@@ -55,6 +55,14 @@ impl Attempt<'_> {
         Ok(Some(ahead))
     }
 
+    /// Copies what was written while CRIU made itself ready.
+    pub(super) fn copy_again(&self, ahead: Option<&Ahead>) {
+        let Some(ahead) = ahead else { return };
+        let start_us = self.timeline.elapsed_us();
+        let bytes = ahead.copy_again(&|| self.reply.check_wanted().is_ok());
+        self.timeline.lane(PAGES).note("copy again", start_us, self.timeline.elapsed_us() - start_us, bytes);
+    }
+
     /// Has memory stay protected until the next image, which has that of this one then. Nothing depends on it.
     pub(super) fn keep_last(&self, ahead: Ahead) {
         let (Some(last), Some(patience), Some(id)) = (self.last_image, patience(), self.made.get()) else {

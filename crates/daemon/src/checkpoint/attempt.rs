@@ -167,6 +167,7 @@ impl<'a> Attempt<'a> {
         let program = self.daemon.pool.program.clone().into_os_string();
         spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
         let prepared = self.prepare(&mut spec);
+        self.copy_again(ahead.as_ref());
         let stopped = Instant::now();
         let mut barriers = self.quiesce()?;
         self.step("quiesced")?;
@@ -210,8 +211,13 @@ impl<'a> Attempt<'a> {
         // Nothing stays protected unless it is of use to the next image.
         let ahead = ahead.filter(|_| self.last_image.is_some() && patience().is_some());
         if self.request.leave_running {
-            self.drain(&draft)?;
-            self.seal(&draft, &scratch.path)?;
+            let (drained, taken) = std::thread::scope(|scope| {
+                let drained = scope.spawn(|| self.drain(&draft));
+                let taken = self.take_cpu(&draft, &scratch.path);
+                (drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), taken)
+            });
+            drained.and(taken)?;
+            self.seal(&draft)?;
         }
         if let Some(ahead) = ahead {
             self.keep_last(ahead);
@@ -307,7 +313,10 @@ impl<'a> Attempt<'a> {
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.request.leave_running {
                     true => Ok(()),
-                    false => self.seal(draft, spec.images_dir).and_then(|()| self.hand_over(frozen)),
+                    false => self
+                        .take_cpu(draft, spec.images_dir)
+                        .and_then(|()| self.seal(draft))
+                        .and_then(|()| self.hand_over(frozen)),
                 });
                 sealed.map_err(fail)
             });

@@ -103,31 +103,35 @@ impl Attempt<'_> {
         self.timeline.time("manifest", || self.describe(frozen, draft, quiesced, files))
     }
 
+    /// Puts the CPU half into the draft.
+    pub(super) fn take_cpu(&self, draft: &Mutex<Option<Draft>>, images: &Path) -> Result<()> {
+        let slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
+        let draft = slot.as_ref().ok_or(Error::NoDraft)?;
+        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        match (self.subject.mode, &*served) {
+            // There is no client, by which alone it is safe to map all that can be.
+            (Mode::Driver, Some(served)) => {
+                self.timeline.time("cpu files", || cpu_pages::take(draft, images, served))
+            }
+            (Mode::Driver, None) => Err(Error::Pages { what: "they did not come".to_string() }),
+            (Mode::Sandbox, served) => {
+                let based = served.as_ref().map(|served| &served.based);
+                self.timeline.time("cpu pages", || self.convert(draft, images, based))?;
+                inherited::part(images).map_err(|source| Error::io("rewrite", images, source))?;
+                driver_socket::silence(images).map_err(|source| Error::io("rewrite", images, source))?;
+                timers::wind(images).map_err(|source| Error::io("rewrite", images, source))?;
+                // A conversion has written them anew, and nothing is known of them.
+                let take = || cpu_images::take(draft, images, &HashMap::new(), |_| true);
+                self.timeline.time("cpu files", take)
+            }
+        }
+    }
+
     /// Makes an image of what was gathered.
-    pub(super) fn seal(&self, draft: &Mutex<Option<Draft>>, images: &Path) -> Result<()> {
+    pub(super) fn seal(&self, draft: &Mutex<Option<Draft>>) -> Result<()> {
         self.reply.progress("commit", 0, 0);
         let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(draft) = slot.as_ref() {
-            let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-            match (self.subject.mode, &*served) {
-                // There is no client, by which alone it is safe to map all that can be.
-                (Mode::Driver, Some(served)) => {
-                    self.timeline.time("cpu files", || cpu_pages::take(draft, images, served))?;
-                }
-                (Mode::Driver, None) => {
-                    return Err(Error::Pages { what: "they did not come".to_string() });
-                }
-                (Mode::Sandbox, served) => {
-                    let based = served.as_ref().map(|served| &served.based);
-                    self.timeline.time("cpu pages", || self.convert(draft, images, based))?;
-                    inherited::part(images).map_err(|source| Error::io("rewrite", images, source))?;
-                    driver_socket::silence(images).map_err(|source| Error::io("rewrite", images, source))?;
-                    timers::wind(images).map_err(|source| Error::io("rewrite", images, source))?;
-                    // A conversion has written them anew, and nothing is known of them.
-                    let take = || cpu_images::take(draft, images, &HashMap::new(), |_| true);
-                    self.timeline.time("cpu files", take)?;
-                }
-            }
             self.timeline.time("check", || cpu_half::check_draft(draft))?;
         }
         self.step("before-commit")?;

@@ -160,10 +160,14 @@ impl Ahead {
     /// Copies all that is watched for as long as it `goes_on`; how many bytes there were. Of a process that cannot be copied,
     /// because it ends, or because there is no room, nothing is kept.
     pub fn copy(&self, goes_on: &dyn Fn() -> bool) -> u64 {
+        self.each(&mut |copied| copied.copy(goes_on))
+    }
+
+    fn each(&self, copy: &mut dyn FnMut(&mut Copied) -> io::Result<u64>) -> u64 {
         let mut bytes = 0;
         for (host_pid, watched) in &self.processes {
             let mut slot = watched.copied.lock().unwrap_or_else(PoisonError::into_inner);
-            match slot.as_mut().map(|copied| copied.copy(goes_on)) {
+            match slot.as_mut().map(&mut *copy) {
                 Some(Ok(more)) => bytes += more,
                 Some(Err(error)) => {
                     log::debug!("process {host_pid} is copied while it stands still: {error}");
@@ -176,6 +180,11 @@ impl Ahead {
             }
         }
         bytes
+    }
+
+    /// Copies what was written meanwhile, once; how many bytes.
+    pub fn copy_again(&self, goes_on: &dyn Fn() -> bool) -> u64 {
+        self.each(&mut |copied| copied.copy_written(goes_on))
     }
 
     /// Gives away what was copied of a process, its file under the name of an empty one.

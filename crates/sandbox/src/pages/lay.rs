@@ -93,7 +93,7 @@ impl Dump {
                 }
             }
         }
-        if laid < super::baseline::bytes(placements) {
+        if laid != super::baseline::bytes(placements) {
             return Err(io::Error::other("CRIU describes it otherwise than the kernel does"));
         }
         added.file.set_len(added.end)?;

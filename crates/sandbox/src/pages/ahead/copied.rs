@@ -95,18 +95,28 @@ impl Copied {
                 (false, false) => self.differing()?,
                 _ => self.protect(written)?,
             };
-            let bytes = found.iter().map(|span| span.end - span.start).sum::<u64>();
-            self.take(&found, goes_on)?;
-            // A device may have been told of its memory before that was protected.
-            if is_written_by_devices(self.source.host_pid) {
-                return Err(io::Error::other("it has begun to use direct input and output"));
-            }
+            let bytes = self.copy_found(&found, goes_on)?;
             if bytes <= LITTLE || bytes > last / 2 {
                 break;
             }
             (written, last) = (true, bytes);
         }
         Ok(self.have.iter().map(|run| run.memory.end - run.memory.start).sum())
+    }
+
+    /// Copies what was written since it was copied last; how many bytes.
+    pub(super) fn copy_written(&mut self, goes_on: &dyn Fn() -> bool) -> io::Result<u64> {
+        let found = self.protect(true)?;
+        self.copy_found(&found, goes_on)
+    }
+
+    fn copy_found(&mut self, found: &[Range<u64>], goes_on: &dyn Fn() -> bool) -> io::Result<u64> {
+        self.take(found, goes_on)?;
+        // A device may have been told of its memory before that was protected.
+        if is_written_by_devices(self.source.host_pid) {
+            return Err(io::Error::other("it has begun to use direct input and output"));
+        }
+        Ok(found.iter().map(|span| span.end - span.start).sum())
     }
 
     /// What is to be copied, protected. Memory that is gone is not found.
