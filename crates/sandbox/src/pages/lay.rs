@@ -16,13 +16,16 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::area::{Area, PAGE};
-use super::baseline::{Layout, Placement, within};
+use super::baseline::{Layout, Placement, bytes, within};
 use super::contents::{Base, Run, is_zero, read_zero_filled, stretches};
 use super::dump::Dump;
 use super::kept::without;
 use super::process::within as runs_within;
 
 const BLOCK: u64 = 1 << 20;
+
+/// A mapping of a page file, from where it begins in it, and what is behind it in the program.
+type Part = (Area, Base, Option<Base>);
 
 /// Pages that come to a dump behind those that it has.
 struct Added {
@@ -72,7 +75,7 @@ impl Dump {
         for at in 0..self.processes[index].areas.len() {
             let area = self.processes[index].areas[at].clone();
             let ours = within(placements, &area.span);
-            laid += super::baseline::bytes(&ours);
+            laid += bytes(&ours);
             let parts = match ours.is_empty() {
                 true => None,
                 false => self.parts(index, &area, &ours)?,
@@ -93,7 +96,7 @@ impl Dump {
                 }
             }
         }
-        if laid != super::baseline::bytes(placements) {
+        if laid != bytes(placements) {
             return Err(io::Error::other("CRIU describes it otherwise than the kernel does"));
         }
         added.file.set_len(added.end)?;
@@ -105,14 +108,8 @@ impl Dump {
         Ok(())
     }
 
-    /// An area as mappings of page files, each with what it maps and with what is behind it in the program; none if it
-    /// cannot be such mappings.
-    fn parts(
-        &mut self,
-        index: usize,
-        area: &Area,
-        ours: &[Placement],
-    ) -> io::Result<Option<Vec<(Area, Base, Option<Base>)>>> {
+    /// An area as mappings of page files; none if it cannot be such mappings.
+    fn parts(&mut self, index: usize, area: &Area, ours: &[Placement]) -> io::Result<Option<Vec<Part>>> {
         let is_plain = area.is_anonymous() || area.is_private_mapping();
         if !is_plain || area.is_executable() || self.processes[index].is_guarded(area) {
             return Ok(None);
