@@ -50,6 +50,11 @@ def phases(report):
     return {phase["name"]: phase for phase in report["phases"]}
 
 
+def before(report):
+    """What is known of memory before the program stands still: its last image may have some."""
+    return sum(report[name]["bytes"] for name in ("copy ahead", "in the last image") if name in report)
+
+
 def images(rekindle):
     return [image["name"] for image in rekindle.json("images")["images"]]
 
@@ -64,7 +69,7 @@ def test_each_image_of_a_program_that_writes_all_the_time_is_of_one_moment():
         start(rekindle)
         for number in range(2):
             report = phases(take(rekindle, f"image-{number}"))
-            assert report["copy ahead"]["bytes"] > 12 << 20, report
+            assert before(report) > 12 << 20, report
             goes_on(rekindle)
         rekindle("kill", "writer")
         for number in range(2):
@@ -84,7 +89,7 @@ def test_what_is_not_written_is_not_copied_while_the_program_stands_still():
         steps.take(2)
         for number in range(2):
             report = phases(rekindle.json("checkpoint", "steps", "--to", f"image-{number}", "--leave-running"))
-            assert report["copy ahead"]["bytes"] > BYTES > report["dump"]["bytes"], report
+            assert before(report) > BYTES > report["dump"]["bytes"], report
             steps.take(1)
         rekindle("kill", "steps")
         steps.set(5)
@@ -112,7 +117,7 @@ def test_memory_that_is_mapped_moved_and_given_back_meanwhile_is_what_it_is(tmp_
             rekindle.reached(point)
             change(number)
             rekindle.let_go(point)
-            assert phases(json.loads(begun.end()))["copy ahead"]["bytes"]
+            assert before(phases(json.loads(begun.end())))
             rekindle.hold_again(point)
         change(5)
         rekindle("kill", "--signal", "9", "wander")

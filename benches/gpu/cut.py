@@ -110,7 +110,7 @@ def service(rekindle, way, work):
     rekindle("kill", name)
     restored = rekindle.restore(f"{name}-1", f"{name}-restored")
     answer = ask(trigger)[1]
-    sizes = [rekindle.json("inspect", f"{name}-{number}")["sizes"] for number in range(2)]
+    images = [rekindle.json("inspect", f"{name}-{number}") for number in range(2)]
     rekindle("kill", f"{name}-restored")
     rekindle("rmi", f"{name}-0", f"{name}-1")
     return {
@@ -118,10 +118,16 @@ def service(rekindle, way, work):
         "quiet_s": quiet,
         "busy_s": busy,
         "stopped_s": [report["stopped_us"] / 1e6 for report in reports],
-        "sizes": sizes,
+        "sizes": [image["sizes"] for image in images],
+        "cpu_written": [cpu_written(image) for image in images],
         "checkpoints": reports,
         "restore": restored,
     }
+
+
+def cpu_written(image):
+    """Bytes of its CPU half that no image before it has."""
+    return sum(part["stored"] for part in image["parts"] if part["kind"].startswith("cpu") and not part.get("from"))
 
 
 def measure(binaries, memory, work, note):

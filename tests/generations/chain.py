@@ -1,7 +1,7 @@
 """A chain of generations: a program that knows every byte of its memory is changed, taken, and brought back, again and again.
 
 A chain's seed says what it is: every second one has memory on the GPU too, and is put to sleep and woken; every third one
-begins from a framework's image. In each, now and then, memory that was mapped from page files is read again, and a program
+begins from a framework's image. Some images are of a program that goes on, and follow each other. In each, now and then, memory that was mapped from page files is read again, and a program
 forgets which page files it maps, as one that an earlier version has restored.
 """
 
@@ -67,8 +67,8 @@ class Orders:
 class Chain:
     """One program and its generations, all drawn from a seed."""
 
-    def __init__(self, rekindle, program, seed, name="wander", pages=PAGES):
-        self.rekindle, self.name, self.seed, self.pages = rekindle, name, seed, pages
+    def __init__(self, rekindle, program, seed, name="wander", pages=PAGES, follows=0.2):
+        self.rekindle, self.name, self.seed, self.pages, self.follows = rekindle, name, seed, pages, follows
         self.random = random.Random(f"generations {seed}")
         self.directory = rekindle.root / name
         self.directory.mkdir()
@@ -138,6 +138,11 @@ class Chain:
             time.sleep(draw.random() * 0.01)
         if self.has_gpu and draw.random() < 0.3:
             self.sleep()
+        if draw.random() < self.follows:
+            if is_busy:
+                self.heed()
+            is_busy = False
+            self.follow(image)
         if draw.random() < 0.1:
             self.forget()
         if draw.random() < 0.7:
@@ -155,10 +160,20 @@ class Chain:
         if self.has_gpu and draw.random() < 0.2:
             self.sleep()
         self.change()
-        if len(self.images) > 3:
+        while len(self.images) > 3:
             # Any but the last two.
             old = self.images.pop(draw.randrange(len(self.images) - 2))
             rekindle("rmi", old[0])
+
+    def follow(self, image):
+        """Images that follow each other, of the program that goes on."""
+        for number in range(self.random.randrange(1, 4)):
+            taken = f"{image}-{number}"
+            self.rekindle("checkpoint", self.name, "--to", taken, "--leave-running")
+            self.images.append((taken, False))
+            self.change()
+            if self.random.random() < 0.3:
+                self.rekindle("rmi", self.images.pop(self.random.randrange(len(self.images)))[0])
 
     def bring_back(self):
         """From the last image, or an earlier one; whether it was taken in the middle of its work."""

@@ -49,6 +49,7 @@ def figures(results):
         lambda row: beyond(row) <= 0.06,
     )
     line("service, second image: GPU memory copied", service, lambda row: f"{copied(row) * 100:.0f} %", "10 %", lambda row: copied(row) <= 0.1)
+    line("service, second image: CPU half written, MB", service, cpu_written, "", lambda row: True)
     line(
         "service, second image, until it is there, ms",
         service,
@@ -63,6 +64,12 @@ def figures(results):
 def beyond(row):
     """Of the longest answer, how much longer it took than the 99th percentile without an image."""
     return max(row["busy_s"]) - statistics.quantiles(row["quiet_s"], n=100)[98]
+
+
+def cpu_written(row):
+    """Of the second image, and of the first one; not known of measurements before images followed each other."""
+    written = row.get("cpu_written")
+    return f"{written[1] / 1e6:.0f} (first: {written[0] / 1e6:.0f})" if written else "–"
 
 
 def copied(row):

@@ -7,13 +7,15 @@ pub const SHADOW: &str = "gpu.shadow";
 pub const CODE: &str = "gpu.code";
 pub const SHARE: &str = "cache.share";
 pub const PRECOPY: &str = "cpu.precopy";
+pub const INCREMENT: &str = "cpu.increment";
 pub const MAP_PAGES: &str = "restore.map-pages";
 pub const LOAD_ORDER: &str = "restore.order";
 pub const HUGE_PAGES: &str = "driver.huge-pages";
 pub const PEERS: &str = "driver.peers";
 pub const STEP_LIMIT: &str = "driver.step-ms";
 
-const NAMES: [&str; 9] = [SHADOW, CODE, SHARE, PRECOPY, MAP_PAGES, LOAD_ORDER, HUGE_PAGES, PEERS, STEP_LIMIT];
+const NAMES: [&str; 10] =
+    [SHADOW, CODE, SHARE, PRECOPY, INCREMENT, MAP_PAGES, LOAD_ORDER, HUGE_PAGES, PEERS, STEP_LIMIT];
 
 /// What the environment says of a switch.
 pub fn word(name: &str) -> Option<String> {

@@ -59,6 +59,9 @@ pub struct Service {
     tracer: Option<Tracer>,
 }
 
+/// So often it is looked whether one that says nothing has ended.
+const LOOK: Duration = Duration::from_millis(10);
+
 impl Service {
     /// Starts CRIU with the descriptors `passed` open in it too. One that is to dump has a tracer.
     pub fn spawn(
@@ -121,6 +124,16 @@ impl Service {
     pub fn ask(&mut self, request: &[u8]) -> Result<(), Failed> {
         self.began = Instant::now();
         self.send(request).map_err(trouble)
+    }
+
+    /// Waits until CRIU has come to its first step, or has ended, for so long at most.
+    pub fn await_first_step(&self, most: Duration) -> Result<(), Failed> {
+        let until = Instant::now() + most;
+        while !process::readable(self.socket.as_fd(), Some(LOOK)).map_err(trouble)?
+            && Instant::now() < until
+            && !self.has_ended(WaitPidFlag::WNOHANG)
+        {}
+        Ok(())
     }
 
     /// Answers CRIU until it has done what it was asked; the pid that it tells of.

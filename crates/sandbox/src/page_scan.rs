@@ -150,7 +150,9 @@ impl Scan {
             };
             for region in &room[..found] {
                 match out.last_mut() {
-                    Some(last) if last.end == region.start => last.end = region.end,
+                    // After more than 512 stretches the kernel may say that it has looked less far than it has, and tells of
+                    // some once more.
+                    Some(last) if region.start <= last.end => last.end = last.end.max(region.end),
                     _ => out.push(region.start..region.end),
                 }
             }
@@ -181,6 +183,11 @@ pub fn protect(pagemap: &File, span: &Range<u64>, written: bool) -> io::Result<V
         scan.category_mask |= WRITTEN;
     }
     scan.all(pagemap)
+}
+
+/// The pages of its own that a process has.
+pub fn own(pagemap: &File) -> io::Result<Vec<Range<u64>>> {
+    Scan::own(&(0..END)).all(pagemap)
 }
 
 /// The pages of its own that were protected and have not been written to since.
@@ -286,6 +293,18 @@ mod tests {
         memory.0 = moved.cast();
         assert!(within(&memory, unwritten(&pagemap).unwrap()).is_empty());
         memory.write(9);
+    }
+
+    #[test]
+    fn of_many_stretches_each_is_told_of_once() {
+        const MANY: usize = 3000;
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let memory = Memory::map(2 * MANY);
+        (0..MANY).for_each(|number| memory.write(2 * number));
+        let found = Scan::own(&memory.span()).all(&pagemap).unwrap();
+        let expected: Vec<_> =
+            (0..MANY).map(|number| memory.page(2 * number)..memory.page(2 * number + 1)).collect();
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -1,11 +1,16 @@
-//! CRIU, asked for a dump before the program is brought to a stand.
+//! CRIU, asked for a dump and ready for it before the program is brought to a stand.
 
 use std::fs::File;
+use std::time::Duration;
 
 use nix::unistd::Pid;
 
 use crate::conversation::{Course, Failed, Leave, Service};
 use crate::severed::Taking;
+
+/// How long CRIU may take to be loaded and to learn what the kernel can do, before the program is brought to a stand without
+/// it.
+const START: Duration = Duration::from_secs(2);
 
 /// It waits for leave at its first step, before it looks at the program. Dropped, it ends.
 #[derive(Debug)]
@@ -25,7 +30,7 @@ impl Waiting {
         request: Vec<u8>,
         connections: Taking,
     ) -> Result<Self, Failed> {
-        let asked = criu.ask(&request);
+        let asked = criu.ask(&request).and_then(|()| criu.await_first_step(START));
         let waiting = Self { criu: Some(criu), images, request, connections };
         asked.map(|()| waiting)
     }

@@ -1,6 +1,7 @@
 //! Memory of the CPU half, copied while the program runs.
 
 use std::path::Path;
+use std::sync::PoisonError;
 
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::tuning;
@@ -9,6 +10,7 @@ use rekindle_sandbox::pages::Ahead;
 
 use crate::error::Result;
 use crate::host::places::private_directory;
+use crate::sandboxes::last_image::{Kept, Links, patience};
 use crate::timeline::PAGES;
 
 use super::attempt::Attempt;
@@ -29,7 +31,11 @@ impl Attempt<'_> {
         let out = scratch.join(DIRECTORY);
         private_directory(&out, true)?;
         let lane = self.timeline.lane(PAGES);
-        let ahead = match lane.time("protect", || Ahead::begin(sandbox, &out, wish == "check")) {
+        let last = self.last_image.and_then(|last| last.take()).map(|Kept { baseline, links }| {
+            let _ = self.last_links.set(links);
+            baseline
+        });
+        let ahead = match lane.time("protect", || Ahead::begin(sandbox, &out, wish == "check", last)) {
             Ok(ahead) if !ahead.is_empty() => ahead,
             Ok(_) => return Ok(None),
             Err(error) => {
@@ -41,8 +47,43 @@ impl Attempt<'_> {
         let start_us = self.timeline.elapsed_us();
         let bytes = ahead.copy(&|| self.reply.check_wanted().is_ok());
         lane.note("copy ahead", start_us, self.timeline.elapsed_us() - start_us, bytes);
+        if self.last_links.get().is_some() {
+            lane.note("in the last image", self.timeline.elapsed_us(), 0, ahead.based_bytes());
+        }
         let _ = self.copied_ahead.set(());
         self.step("ahead-copied")?;
         Ok(Some(ahead))
+    }
+
+    /// Copies what was written while CRIU made itself ready.
+    pub(super) fn copy_again(&self, ahead: Option<&Ahead>) {
+        let Some(ahead) = ahead else { return };
+        let start_us = self.timeline.elapsed_us();
+        let bytes = ahead.copy_again(&|| self.reply.check_wanted().is_ok());
+        self.timeline.lane(PAGES).note("copy again", start_us, self.timeline.elapsed_us() - start_us, bytes);
+    }
+
+    /// Has memory stay protected until the next image, which has that of this one then. Nothing depends on it.
+    pub(super) fn keep_last(&self, ahead: Ahead) {
+        let (Some(last), Some(patience), Some(id)) = (self.last_image, patience(), self.made.get()) else {
+            return;
+        };
+        let layout = std::mem::take(&mut *self.layout.lock().unwrap_or_else(PoisonError::into_inner));
+        if layout.is_empty() {
+            return;
+        }
+        let image = self.daemon.store.image(self.request.to).ok();
+        let Some(image) = image.filter(|image| image.manifest().id == *id) else { return };
+        match Links::make(self.daemon.places.last_images().join(id), &image) {
+            Ok(links) => {
+                let baseline = ahead.keep(layout, links.path());
+                if !baseline.is_empty() {
+                    last.keep(Kept { baseline, links }, patience);
+                }
+            }
+            Err(error) => {
+                log::info!("the next image of {:?} takes all of its memory: {error}", self.subject.name)
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use rekindle_protocol::daemon::{Limits, Mode, Report};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::worker::Status;
-use rekindle_sandbox::pages::{Ahead, Served};
+use rekindle_sandbox::pages::{Ahead, Layout, Served};
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT, connected};
 use rekindle_store::Draft;
 
@@ -24,6 +24,7 @@ use crate::images::driver_half;
 use crate::network;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::last_image::{LastImage, Links, patience};
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::timeline::{CPU, PAGES, Timeline};
 use crate::workers::{Worker, gpu_half};
@@ -99,6 +100,12 @@ pub(super) struct Attempt<'a> {
     pub(super) written_ahead: OnceLock<()>,
     /// Set if memory was copied ahead, whose pages are not in order then.
     pub(super) copied_ahead: OnceLock<()>,
+    /// What the program's last image has of it, if it goes on.
+    pub(super) last_image: Option<&'a Arc<LastImage>>,
+    /// The page files of that image, if it is of use.
+    pub(super) last_links: OnceLock<Links>,
+    /// Where memory lies in the page files of this one.
+    pub(super) layout: Mutex<Layout>,
     /// The id of the image, once it is there.
     pub(super) made: OnceLock<String>,
     /// Its ports, where who comes waits from the freeze until it goes on.
@@ -160,6 +167,7 @@ impl<'a> Attempt<'a> {
         let program = self.daemon.pool.program.clone().into_os_string();
         spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
         let prepared = self.prepare(&mut spec);
+        self.copy_again(ahead.as_ref());
         let stopped = Instant::now();
         let mut barriers = self.quiesce()?;
         self.step("quiesced")?;
@@ -200,10 +208,19 @@ impl<'a> Attempt<'a> {
         }
         let stopped_us = stopped.elapsed().as_micros() as u64;
         drop(pause);
-        drop(ahead);
+        // Nothing stays protected unless it is of use to the next image.
+        let ahead = ahead.filter(|_| self.last_image.is_some() && patience().is_some());
         if self.request.leave_running {
-            self.drain(&draft)?;
-            self.seal(&draft, &scratch.path)?;
+            let (drained, taken) = std::thread::scope(|scope| {
+                let drained = scope.spawn(|| self.drain(&draft));
+                let taken = self.take_cpu(&draft, &scratch.path);
+                (drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), taken)
+            });
+            drained.and(taken)?;
+            self.seal(&draft)?;
+        }
+        if let Some(ahead) = ahead {
+            self.keep_last(ahead);
         }
         fault::point("committed")?;
         Ok(Taken { stopped_us, gpu_processes })
@@ -296,7 +313,10 @@ impl<'a> Attempt<'a> {
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.request.leave_running {
                     true => Ok(()),
-                    false => self.seal(draft, spec.images_dir).and_then(|()| self.hand_over(frozen)),
+                    false => self
+                        .take_cpu(draft, spec.images_dir)
+                        .and_then(|()| self.seal(draft))
+                        .and_then(|()| self.hand_over(frozen)),
                 });
                 sealed.map_err(fail)
             });

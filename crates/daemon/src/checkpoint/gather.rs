@@ -8,6 +8,7 @@ use std::thread::ScopedJoinHandle;
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::tuning;
 use rekindle_protocol::worker::Contents;
+use rekindle_sandbox::pages::Layout;
 use rekindle_sandbox::{Frozen, KnownFiles, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
 
@@ -100,30 +101,35 @@ impl Attempt<'_> {
         self.timeline.time("manifest", || self.describe(frozen, draft, quiesced, files))
     }
 
+    /// Puts the CPU half into the draft.
+    pub(super) fn take_cpu(&self, draft: &Mutex<Option<Draft>>, images: &Path) -> Result<()> {
+        let slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
+        let draft = slot.as_ref().ok_or(Error::NoDraft)?;
+        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        match (self.subject.mode, &*served) {
+            // There is no client, by which alone it is safe to map all that can be.
+            (Mode::Driver, Some(served)) => {
+                self.timeline.time("cpu files", || cpu_pages::take(draft, images, served))
+            }
+            (Mode::Driver, None) => Err(Error::Pages { what: "they did not come".to_string() }),
+            (Mode::Sandbox, served) => {
+                let based = served.as_ref().map(|served| &served.based);
+                self.timeline.time("cpu pages", || self.convert(draft, images, based))?;
+                inherited::part(images).map_err(|source| Error::io("rewrite", images, source))?;
+                driver_socket::silence(images).map_err(|source| Error::io("rewrite", images, source))?;
+                timers::wind(images).map_err(|source| Error::io("rewrite", images, source))?;
+                // A conversion has written them anew, and nothing is known of them.
+                let take = || cpu_images::take(draft, images, &HashMap::new(), |_| true);
+                self.timeline.time("cpu files", take)
+            }
+        }
+    }
+
     /// Makes an image of what was gathered.
-    pub(super) fn seal(&self, draft: &Mutex<Option<Draft>>, images: &Path) -> Result<()> {
+    pub(super) fn seal(&self, draft: &Mutex<Option<Draft>>) -> Result<()> {
         self.reply.progress("commit", 0, 0);
         let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(draft) = slot.as_ref() {
-            let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-            match (self.subject.mode, &*served) {
-                // There is no client, by which alone it is safe to map all that can be.
-                (Mode::Driver, Some(served)) => {
-                    self.timeline.time("cpu files", || cpu_pages::take(draft, images, served))?;
-                }
-                (Mode::Driver, None) => {
-                    return Err(Error::Pages { what: "they did not come".to_string() });
-                }
-                (Mode::Sandbox, _) => {
-                    self.timeline.time("cpu pages", || self.convert(draft, images))?;
-                    inherited::part(images).map_err(|source| Error::io("rewrite", images, source))?;
-                    driver_socket::silence(images).map_err(|source| Error::io("rewrite", images, source))?;
-                    timers::wind(images).map_err(|source| Error::io("rewrite", images, source))?;
-                    // A conversion has written them anew, and nothing is known of them.
-                    let take = || cpu_images::take(draft, images, &HashMap::new(), |_| true);
-                    self.timeline.time("cpu files", take)?;
-                }
-            }
             self.timeline.time("check", || cpu_half::check_draft(draft))?;
         }
         self.step("before-commit")?;
@@ -138,10 +144,13 @@ impl Attempt<'_> {
     }
 
     /// Has the program's memory mapped from the image on a restore.
-    fn convert(&self, draft: &Draft, images: &Path) -> Result<()> {
+    fn convert(&self, draft: &Draft, images: &Path, based: Option<&Layout>) -> Result<()> {
         let earlier = self.daemon.places.pages().join(&self.subject.id);
         let in_order = self.copied_ahead.get().is_none();
-        let all = self.warn(cpu_pages::convert(draft, images, &earlier, in_order)?);
+        let last = self.last_links.get().zip(based).map(|(links, based)| (links.path(), based));
+        let (warnings, layout) = cpu_pages::convert(draft, images, &earlier, last, in_order)?;
+        *self.layout.lock().unwrap_or_else(PoisonError::into_inner) = layout;
+        let all = self.warn(warnings);
         ImageMetadata::warn(&mut draft.manifest(), &all);
         Ok(())
     }

@@ -91,6 +91,7 @@ impl Places {
             &self.dumps(),
             &self.driver(),
             &self.pages(),
+            &self.last_images(),
             &self.runs,
             &self.run_directories(),
         ] {
@@ -159,6 +160,11 @@ impl Places {
     /// programs run from it. On the store's file system therefore.
     pub fn pages(&self) -> PathBuf {
         self.state.join("pages")
+    }
+
+    /// The page files of the last images of programs that go on, a directory for each. Links too.
+    pub fn last_images(&self) -> PathBuf {
+        self.state.join("last-images")
     }
 
     /// The store for GPU halves that sleep at this level. What is left on the GPU has a small rest.

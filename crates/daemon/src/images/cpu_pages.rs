@@ -15,7 +15,7 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
 use rekindle_protocol::tuning;
-use rekindle_sandbox::pages::{self, Ahead, PageFile, PageServer, Piece, ServeError, Served, Wanted};
+use rekindle_sandbox::pages::{self, Ahead, Layout, PageFile, PageServer, Piece, ServeError, Served, Wanted};
 use rekindle_sandbox::{inherited, timers};
 use rekindle_store::bounded;
 use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, Part, PartKind, Store};
@@ -40,34 +40,43 @@ fn is_read_wanted() -> bool {
 }
 
 /// Converts the dump in `images` and takes the page files into the draft. Returns what the user should know.
-/// `earlier` has the page files that the program maps, if it was restored with such. Pages that are not `in_order` are put
-/// so.
-pub fn convert(draft: &Draft, images: &Path, earlier: &Path, in_order: bool) -> Result<Vec<String>> {
+/// `earlier` has the page files that the program maps, if it was restored with such; those of its `last` image have what is
+/// not in the dump. Pages that are not `in_order` are put so.
+pub fn convert(
+    draft: &Draft,
+    images: &Path,
+    earlier: &Path,
+    last: Option<(&Path, &Layout)>,
+    in_order: bool,
+) -> Result<(Vec<String>, Layout)> {
     let map = !is_read_wanted();
     let settle = || match in_order {
         true => Ok(()),
         false => pages::settle(images).map_err(|what| Error::Pages { what }),
     };
-    if !map && !earlier.is_dir() {
-        return settle().map(|()| Vec::new());
+    if !map && !earlier.is_dir() && last.is_none() {
+        return settle().map(|()| Default::default());
     }
     let out = images.join(pages::DIRECTORY);
     private_directory(&out, true)?;
-    let known = shared_pages::read(earlier);
-    let holds: Option<HashMap<_, _>> =
-        known.as_ref().map(|known| known.iter().map(|part| (part.name.clone(), part.stored())).collect());
-    let request = pages::Wish { earlier, map, share: holds.as_ref() };
+    let directories: Vec<_> = last.iter().map(|(directory, _)| *directory).chain([earlier]).collect();
+    let known = shared_pages::read_all(&directories);
+    let holds: Option<HashMap<_, _>> = known
+        .as_ref()
+        .map(|known| known.iter().map(|(_, part)| (part.name.clone(), part.stored())).collect());
+    let request = pages::Wish { earlier, last, map, share: holds.as_ref() };
     let rewritten = match pages::rewrite(images, &out, &request) {
         Ok(rewritten) => rewritten,
         Err(refusal) if refusal.harmless => {
             settle()?;
-            return Ok(vec![format!("the program's memory is read whole on a restore: {refusal}")]);
+            let warning = format!("the program's memory is read whole on a restore: {refusal}");
+            return Ok((vec![warning], Layout::default()));
         }
         Err(refusal) => return Err(Error::Pages { what: refusal.to_string() }),
     };
     take_page_files(draft, &rewritten.files)?;
-    shared_pages::take(draft, earlier, &rewritten.shared, &known.unwrap_or_default())?;
-    Ok(rewritten.warnings)
+    shared_pages::take(draft, &rewritten.shared, &known.unwrap_or_default())?;
+    Ok((rewritten.warnings, rewritten.layout))
 }
 
 /// The pages of a dump, taken beside CRIU.

@@ -53,10 +53,20 @@ pub fn read(directory: &Path) -> Option<Vec<Part>> {
     parts.iter().all(|part| part.check().is_ok()).then_some(parts)
 }
 
+/// What is known of the page files in several directories; `None` where nothing is of one of them.
+pub fn read_all<'a>(directories: &[&'a Path]) -> Option<Vec<(&'a Path, Part)>> {
+    let mut all = Vec::new();
+    for directory in directories.iter().filter(|directory| directory.is_dir()) {
+        all.extend(read(directory)?.into_iter().map(|part| (*directory, part)));
+    }
+    Some(all)
+}
+
 /// Takes those of these names into the draft.
-pub fn take(draft: &Draft, directory: &Path, names: &[String], known: &[Part]) -> Result<()> {
+pub fn take(draft: &Draft, names: &[String], known: &[(&Path, Part)]) -> Result<()> {
     for name in names {
-        let part = known.iter().find(|part| part.name == *name).ok_or_else(|| Error::Pages {
+        let found = known.iter().find(|(_, part)| part.name == *name);
+        let (directory, part) = found.ok_or_else(|| Error::Pages {
             what: format!("the program maps the page file {name:?}, which its image did not list"),
         })?;
         let path = directory.join(name);

@@ -24,6 +24,7 @@ use crate::images::verify::page_files;
 use crate::network;
 use crate::pool::WorkerPool;
 use crate::sandboxes::admission::AdmissionSocket;
+use crate::sandboxes::last_image::LastImage;
 use crate::sandboxes::operation_lock::OperationLock;
 use crate::sandboxes::record::{Record, state_word};
 use crate::sandboxes::recovery::since_1970_ms;
@@ -32,6 +33,7 @@ use crate::sandboxes::workers::Workers;
 
 pub mod admission;
 pub mod asleep;
+pub mod last_image;
 mod log_lines;
 pub mod logs;
 pub mod members;
@@ -64,6 +66,8 @@ pub struct Sandbox {
     pub traces: PathBuf,
     /// The page files that the program maps; not there if it maps none.
     pub pages: PathBuf,
+    /// What its last image has of its memory.
+    pub last_image: Arc<LastImage>,
     /// The store that its GPU half goes through from one worker to another.
     pub moving: PathBuf,
     /// The store that its workers write the state of its GPU half to, so that the loss of one can be mended.
@@ -109,6 +113,7 @@ impl Sandbox {
             run_directory: places.run_directories().join(&id),
             log: places.logs().join(format!("{id}.log")),
             pages: places.pages().join(&id),
+            last_image: Arc::default(),
             traces: traces::place(&places.sandboxes(), &id),
             moving: places.moving(),
             mending: places.mending(),
@@ -411,6 +416,7 @@ impl Sandbox {
         self.end_mending();
         self.tell_of_sigbus(exit);
         page_files::let_go(&self.pages);
+        self.last_image.end();
         // All its processes have ended.
         let out_of_memory = self.group().take().is_some_and(|group| group.ran_out_of_memory());
         if out_of_memory && exit.is_some_and(|exit| exit.shell_code() != 0) {

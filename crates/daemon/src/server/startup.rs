@@ -152,6 +152,10 @@ impl Daemon {
         mending::clear(&self.places.mending(), &self.sandboxes.all());
         client_library::clear(&self.places);
         sleep::clear_strays(&self.places, sleeps);
+        // What they are good for ended with the daemon that had them.
+        for entry in std::fs::read_dir(self.places.last_images()).into_iter().flatten().flatten() {
+            remove_directory(&entry.path())?;
+        }
         for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();
             if !self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.is_live()) {

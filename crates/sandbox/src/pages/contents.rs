@@ -141,7 +141,7 @@ pub fn read_zero_filled(file: &File, mut block: &mut [u8], mut at: u64) -> io::R
     Ok(())
 }
 
-fn is_zero(page: &[u8]) -> bool {
+pub fn is_zero(page: &[u8]) -> bool {
     page.chunks(64).all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
 }
 

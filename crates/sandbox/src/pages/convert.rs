@@ -33,6 +33,8 @@ pub struct Conversion<'a> {
     areas: Vec<Area>,
     /// What is not for CRIU to read any more, or is in `kept` already.
     cut: Vec<Range<u64>>,
+    /// Whether it maps page files.
+    maps: bool,
 }
 
 /// What a process is to be described by.
@@ -57,7 +59,7 @@ impl<'a> Conversion<'a> {
         let kept = Kept::create(&kept_path)?;
         let writers = Writers::beside(taken, out, pid);
         let (ids, areas, cut) = Default::default();
-        Ok(Conversion { from, files, ids, jobs, writers, kept, kept_path, out, areas, cut })
+        Ok(Conversion { from, files, ids, jobs, writers, kept, kept_path, out, areas, cut, maps: false })
     }
 
     /// An area that stays as it is.
@@ -70,6 +72,7 @@ impl<'a> Conversion<'a> {
         let span = &area.span;
         let (writer, offset) = self.writers.place(kind, span)?;
         let (name, file) = (writer.name.clone(), writer.file.clone());
+        self.maps = true;
         self.copy(area, span, base, &file, span.start, offset)?;
         let id = self.id(&name);
         let mut mapped = area.clone();
@@ -95,6 +98,7 @@ impl<'a> Conversion<'a> {
     pub fn share(&mut self, group: &Group) -> io::Result<()> {
         let all = &self.from.process.areas;
         let first = &all[group.areas.start];
+        self.maps = true;
         for (number, piece) in group.pieces.iter().enumerate() {
             let mapped = match piece {
                 Piece::Base { area, span } => {
@@ -180,7 +184,7 @@ impl<'a> Conversion<'a> {
         for run in without(&self.from.process.runs, &self.cut) {
             each_block(self.from.pages, &run, |memory, bytes| self.kept.add(memory, bytes))?;
         }
-        if let Some(address) = mark.filter(|_| !self.writers.is_empty()) {
+        if let Some(address) = mark.filter(|_| self.maps) {
             self.kept.patch(address, &mark::CONVERTED.to_le_bytes())?;
         }
         Ok(Converted {

@@ -23,7 +23,8 @@ use super::shared::{Group, Piece};
 pub const MAPPING: u64 = 12;
 /// What a page takes CRIU that it reads, µs.
 pub const READING: u64 = 3;
-/// What the mappings of a process and what is read of them may take, µs, if that can be.
+/// What the mappings of a process and what is read of them may take, µs; where that cannot be, half as much again as the
+/// least.
 pub const LIMIT: u64 = 9000;
 /// Bytes for a microsecond. An image may be larger by 0.8 MB for a restore that is shorter by a millisecond.
 const LEAST_PRICE: u64 = 800;
@@ -61,11 +62,17 @@ fn within_limit(rows: &[Vec<Cell>]) -> Choice {
     if takes(&cheaper) <= LIMIT {
         return cheaper;
     }
+    // Of a process with many areas nothing takes less than the limit.
+    let least = takes(&at(MOST_PRICE));
+    let limit = LIMIT.max(least + least / 2);
+    if takes(&cheaper) <= limit {
+        return cheaper;
+    }
     loop {
         price += price / 4;
         let dearer = at(price);
-        if takes(&dearer) <= LIMIT {
-            return mixed(&cheaper, dearer, |chosen| takes(chosen) <= LIMIT);
+        if takes(&dearer) <= limit {
+            return mixed(&cheaper, dearer, |chosen| takes(chosen) <= limit);
         }
         if price >= MOST_PRICE {
             return dearer;

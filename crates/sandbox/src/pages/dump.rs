@@ -23,30 +23,32 @@ pub struct Dump {
     pub files: Files,
     /// Files that are not under their names any more.
     pub remapped: Vec<u64>,
-    /// The page files of the image that the program was restored from, and their directory.
+    /// The page files of the image that the program was restored from, and of its last one; where each lies.
     pub earlier: Arc<HashSet<String>>,
-    directory: PathBuf,
+    places: HashMap<String, PathBuf>,
     opened: HashMap<PathBuf, Arc<File>>,
     /// Whether a file's code makes system calls that nobody sees.
     direct: HashMap<PathBuf, bool>,
 }
 
 impl Dump {
-    pub fn read(images: &Path, earlier: &Path) -> Result<Dump, String> {
+    /// `directories` have page files; of two of one name, which are one file, either will do.
+    pub fn read(images: &Path, directories: &[&Path]) -> Result<Dump, String> {
         let remaps = images.join("remap-fpath.img");
         let remapped = if remaps.exists() {
             Entries::read(&remaps)?.entries.iter().filter_map(|entry| entry.number(1)).collect()
         } else {
             Vec::new()
         };
-        let entries = fs::read_dir(earlier).into_iter().flatten().flatten();
-        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let entries = directories.iter().filter_map(|path| fs::read_dir(path).ok()).flatten().flatten();
+        let places: HashMap<_, _> =
+            entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect();
         Ok(Dump {
             processes: Process::all(images)?,
             files: Files::read(&images.join("files.img"))?,
             remapped,
-            earlier: Arc::new(names.collect()),
-            directory: earlier.to_path_buf(),
+            earlier: Arc::new(places.keys().cloned().collect()),
+            places,
             opened: HashMap::new(),
             direct: HashMap::new(),
         })
@@ -68,7 +70,8 @@ impl Dump {
 
     /// What lies behind an area that maps an earlier image's page file of this name.
     pub fn earlier_base(&mut self, name: &str, offset: u64) -> Result<Base, String> {
-        let path = self.directory.join(name);
+        let path = self.places.get(name).cloned();
+        let path = path.ok_or_else(|| format!("the page file {name:?} is not there"))?;
         self.open_base(&path, offset).map_err(|error| format!("the page file {}: {error}", path.display()))
     }
 

@@ -42,6 +42,13 @@ impl Files {
         names.into_iter().map(str::to_string).collect()
     }
 
+    /// The id of a page file of this name, which is added if there is none.
+    pub fn page_file_id(&mut self, name: &str) -> u64 {
+        let path = seen_path(name);
+        let known = self.paths.iter().find(|(_, known)| **known == path).map(|(id, _)| *id);
+        known.unwrap_or_else(|| self.add(name))
+    }
+
     /// Adds a page file; its id.
     pub fn add(&mut self, name: &str) -> u64 {
         let id = self.next;

@@ -32,10 +32,12 @@
 //!
 //! A restored program is dumped with its written pages only. Its next image maps what has not changed from the page
 //! files that the program was restored from, which it has links of its own to, so that every image stands for itself
-//! ([`shared`]).
+//! ([`shared`]). A program that goes on after an image is dumped without the pages that it has not written since, and its
+//! next image maps them from the page files of that one ([`baseline`], [`lay`]).
 
 mod ahead;
 mod area;
+mod baseline;
 mod contents;
 mod convert;
 mod copier;
@@ -45,6 +47,7 @@ mod dump;
 mod files;
 pub(crate) mod image;
 mod kept;
+mod lay;
 mod mark;
 mod page_map;
 mod point;
@@ -60,6 +63,7 @@ use std::path::{Path, PathBuf};
 
 pub use ahead::Ahead;
 pub(crate) use area::PAGE;
+pub use baseline::{Baseline, Layout};
 pub use copier::{Digest, Piece};
 pub use mark::{CONVERTED, LIVE, MAGIC};
 pub use point::{is_pointed, point};
@@ -83,8 +87,10 @@ pub const TAIL: u64 = 1 << 40;
 #[derive(Debug, Default)]
 pub struct Rewritten {
     pub files: Vec<PageFile>,
-    /// The names of the earlier image's page files that are mapped as well.
+    /// The names of the earlier images' page files that are mapped as well.
     pub shared: Vec<String>,
+    /// Where memory lies in page files.
+    pub layout: Layout,
     /// Bytes that CRIU still reads.
     pub read_bytes: u64,
     /// Processes whose pages are read, and why: a sentence each.

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::area::PAGE;
+use super::baseline::{Placement, without};
 use super::contents::Run;
 use super::copier::{From, Job, Jobs, Pieces, Source};
-use super::kept::without;
+use super::kept;
 use super::populate;
 use super::process::PLACE;
 use super::server::{Placed, Served};
@@ -27,6 +28,8 @@ pub struct Map {
     /// None for memory that is shared: its pages are taken as they come.
     pub source: Option<Arc<Source>>,
     pub number: u32,
+    /// What lies in page files of the program's last image.
+    pub based: Vec<Placement>,
     /// What CRIU reads.
     pub read: Book,
     pub populated: Option<Populated>,
@@ -81,11 +84,8 @@ impl Book {
             at += if flags & PRESENT == 0 { 0 } else { pages * PAGE };
         }
         if self.is_scattered {
-            let mut spans: Vec<_> =
-                self.entries.iter().map(|(address, pages, _)| *address..address + pages * PAGE).collect();
-            spans.sort_unstable_by_key(|span| span.start);
             // What CRIU has sent is what it is.
-            all.extend(without(&self.known, &spans).into_iter().map(|run| {
+            all.extend(kept::without(&self.known, &self.spans()).into_iter().map(|run| {
                 (run.memory.start, (run.memory.end - run.memory.start) / PAGE, PRESENT, Some(run.at))
             }));
             all.sort_by_key(|entry| entry.0);
@@ -100,6 +100,21 @@ impl Book {
             });
         }
         all
+    }
+
+    /// What CRIU has sent, in order.
+    fn spans(&self) -> Vec<Range<u64>> {
+        let span = |(address, pages, _): &(u64, u64, u32)| *address..*address + pages * PAGE;
+        let mut spans: Vec<_> = self.entries.iter().map(span).collect();
+        spans.sort_unstable_by_key(|span| span.start);
+        let mut merged: Vec<Range<u64>> = Vec::with_capacity(spans.len());
+        for span in spans {
+            match merged.last_mut() {
+                Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+                _ => merged.push(span),
+            }
+        }
+        merged
     }
 
     /// How memory is copied behind what is there.
@@ -177,6 +192,10 @@ impl Map {
     /// Writes the image of the map and gives all files their lengths.
     pub fn finish(self, pieces: &Pieces, served: &mut Served) -> io::Result<()> {
         self.read.finish(self.number, &self.image)?;
+        if !self.based.is_empty() {
+            // What CRIU has sent is what it is.
+            served.based.0.insert((self.id >> 8) as u32, without(&self.based, &self.read.spans()));
+        }
         served.contents.push((format!("pages-{}.img", self.number), pieces.of(&self.read.file)));
         if let Some(Populated { pid, book, .. }) = self.populated {
             book.finish(pid, &self.image.with_file_name(populate::map_name(pid)))?;
@@ -239,6 +258,7 @@ mod tests {
             image: directory.path().join("pagemap"),
             source: Some(source.clone()),
             number: 1,
+            based: Vec::new(),
             read: Book::new(File::create(&pages).unwrap()),
             populated: None,
             writers: None,

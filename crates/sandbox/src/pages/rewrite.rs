@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::area::Area;
+use super::baseline::{Layout, Placement, without};
 use super::contents::{Base, Run};
 use super::convert::{Conversion, Converted};
 use super::copier::Jobs;
@@ -29,6 +30,8 @@ const MOST_CLEAN: u64 = 8;
 pub struct Wish<'a> {
     /// The directory of the page files that the program was restored from, if it was from some.
     pub earlier: &'a Path,
+    /// That of its last image's page files, and the memory that lies in them and that CRIU has not written, if there is any.
+    pub last: Option<(&'a Path, &'a Layout)>,
     /// With `false`, all is read again.
     pub map: bool,
     /// What each of those page files holds, bytes by their names, if the new image may map them too.
@@ -37,9 +40,14 @@ pub struct Wish<'a> {
 
 /// Rewrites the dump in `images`. Page files are made in `out`.
 pub fn rewrite(images: &Path, out: &Path, wish: &Wish<'_>) -> Result<Rewritten, Refusal> {
-    let mut dump = Dump::read(images, wish.earlier)
-        .map_err(|what| Refusal { what, harmless: !wish.earlier.is_dir() })?;
-    let harmless = !dump.refers_to_page_files();
+    let last = wish.last.filter(|(_, layout)| !layout.is_empty());
+    let directories: Vec<_> = wish.last.iter().map(|(path, _)| *path).chain([wish.earlier]).collect();
+    let harmless = !wish.earlier.is_dir() && last.is_none();
+    let mut dump = Dump::read(images, &directories).map_err(|what| Refusal { what, harmless })?;
+    if let Some((_, layout)) = last {
+        dump.lay(layout).map_err(|what| Refusal { what, harmless: false })?;
+    }
+    let harmless = last.is_none() && !dump.refers_to_page_files();
     let refused = |what: String| Refusal { what, harmless };
     let mut rewritten = Rewritten::default();
     let intents = (0..dump.processes.len()).map(|index| dump.intend(index, wish, &mut rewritten));
@@ -63,11 +71,11 @@ pub fn rewrite(images: &Path, out: &Path, wish: &Wish<'_>) -> Result<Rewritten, 
         Ok(())
     });
     converted.and(copied).map_err(|error| refused(unwritten(error)))?;
-    let shared = dump.write(images, changed, &rewritten).map_err(|error| Refusal {
+    let (shared, layout) = dump.write(images, changed, &rewritten).map_err(|error| Refusal {
         what: format!("the images could not be written again: {error}"),
         harmless: false,
     })?;
-    Ok(Rewritten { shared, ..rewritten })
+    Ok(Rewritten { shared, layout, ..rewritten })
 }
 
 /// What is to become of an area.
@@ -198,15 +206,16 @@ impl Dump {
         conversion.finish(intent.mark).map(Some)
     }
 
-    /// Returns the names of the earlier page files that are still mapped.
+    /// Returns the names of the earlier page files that are still mapped, and where memory lies in page files now.
     fn write(
         mut self,
         images: &Path,
         changed: Vec<(usize, Converted)>,
         rewritten: &Rewritten,
-    ) -> io::Result<Vec<String>> {
-        let mut pages = Vec::new();
+    ) -> io::Result<(Vec<String>, Layout)> {
+        let (mut pages, mut layout) = (Vec::new(), Layout::default());
         for (index, converted) in changed {
+            layout.0.insert(self.processes[index].pid, self.placements(&converted));
             self.processes[index].areas = converted.areas;
             self.processes[index].describe(&converted.runs);
             pages.push((index, converted.pages));
@@ -222,7 +231,18 @@ impl Dump {
         for (index, pages) in pages {
             self.processes[index].write(&pages)?;
         }
-        Ok(shared)
+        Ok((shared, layout))
+    }
+
+    /// Where the memory of a process lies in page files, but for what CRIU reads over them.
+    fn placements(&self, converted: &Converted) -> Vec<Placement> {
+        let mapped = converted.areas.iter().filter_map(|area| {
+            let file = page_file_name(self.files.path(now_of(area))?)?.into();
+            let run = Run { memory: area.span.clone(), at: area.message.number(3)? };
+            Some(Placement { file, run })
+        });
+        let read: Vec<_> = converted.runs.iter().map(|run| run.memory.clone()).collect();
+        without(&mapped.collect::<Vec<_>>(), &read)
     }
 }
 

@@ -24,7 +24,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::Ahead;
+use super::ahead::Known;
 use super::area::PAGE;
+use super::baseline::Layout;
 use super::copier::{Digest, Jobs, Piece, Source};
 use super::drain::{Drain, take};
 use super::page_map::{Book, Map, Populated};
@@ -62,6 +64,8 @@ pub struct Served {
     /// Those of CRIU's images that have pages in them, and what is known of their pieces.
     pub contents: Vec<(String, Vec<Piece>)>,
     pub(super) placed: Vec<Placed>,
+    /// What is in the page files of the program's last image, and nowhere else.
+    pub based: Layout,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -199,6 +203,7 @@ impl PageServer<'_> {
             image: self.images.join(name),
             source: None,
             number,
+            based: Vec::new(),
             read: self.create(&format!("pages-{number}.img"))?,
             populated: None,
             writers: None,
@@ -226,13 +231,13 @@ impl PageServer<'_> {
     fn take_ahead(&self, map: &mut Map) -> Result<Vec<Range<u64>>, ServeError> {
         let (Some(ahead), Some(source)) = (self.ahead, &map.source) else { return Ok(Vec::new()) };
         let copied = ahead.take(source.host_pid, &self.images.join(format!("pages-{}.img", map.number)))?;
-        let (known, missing) =
+        let Known { copied: known, based, missing } =
             ahead.known(source, copied.as_ref()).map_err(|error| ServeError::Failed(error.to_string()))?;
         if let Some(copied) = &copied {
             map.read = Book::behind(copied.file.try_clone()?, copied.end);
         }
         map.read.is_scattered |= !missing.is_empty();
-        map.read.known = known;
+        (map.read.known, map.based) = (known, based);
         Ok(missing)
     }
 

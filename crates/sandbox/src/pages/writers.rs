@@ -72,10 +72,6 @@ impl Writers {
         Writers { out: out.to_path_buf(), pid, taken, most: threads().min(MOST_FILES), all: Vec::new() }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
     /// A file of that kind and the place in it for an area.
     pub fn place(&mut self, kind: &'static str, span: &Range<u64>) -> io::Result<(&Writer, u64)> {
         let index = self.choose(kind)?;

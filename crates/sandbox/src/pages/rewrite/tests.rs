@@ -518,8 +518,12 @@ fn live(generations: &[Generation]) -> Result<(), TestCaseError> {
         }
         let place = Place::make(root.path(), &number.to_string());
         dump(&place, &processes, word, &library);
-        let wish =
-            Wish { earlier: &earlier, map: generation.maps, share: generation.shares.then_some(&holds) };
+        let wish = Wish {
+            earlier: &earlier,
+            last: None,
+            map: generation.maps,
+            share: generation.shares.then_some(&holds),
+        };
         let made = rewrite(&place.images, &place.pages, &wish)
             .map_err(|refusal| TestCaseError::fail(format!("refused: {refusal}")))?;
         prop_assert_eq!(&made.warnings, &Vec::<String>::new());

@@ -1,0 +1,274 @@
+//! A dump in which memory lies in the page files of the program's last image, described as if the program had been restored
+//! from that: such memory as mappings of those files, and all that differs from them as pages of the dump.
+//!
+//! ```text
+//! memory      [ ······w·····0···· ]   one area; w was written since that image, 0 given back
+//! page file     ······a·····b····     what the last image has of it
+//! laid        [ ······▪·····▪···· ]   a mapping of the page file, with two pages of the dump over it
+//! ```
+//!
+//! What a page file has of memory that is not known to be unwritten does not count: it is compared with what is there.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::area::{Area, PAGE};
+use super::baseline::{Layout, Placement, bytes, within};
+use super::contents::{Base, Run, is_zero, read_zero_filled, stretches};
+use super::dump::Dump;
+use super::kept::without;
+use super::process::within as runs_within;
+
+const BLOCK: u64 = 1 << 20;
+
+/// A mapping of a page file, from where it begins in it, and what is behind it in the program.
+type Part = (Area, Base, Option<Base>);
+
+/// Pages that come to a dump behind those that it has.
+struct Added {
+    file: File,
+    end: u64,
+    runs: Vec<Run>,
+}
+
+impl Added {
+    fn to(pages: &Path) -> io::Result<Added> {
+        let file = OpenOptions::new().read(true).write(true).open(pages)?;
+        let end = file.metadata()?.len();
+        Ok(Added { file, end, runs: Vec::new() })
+    }
+
+    fn add(&mut self, memory: u64, bytes: &[u8]) -> io::Result<()> {
+        if !is_zero(bytes) {
+            self.file.write_all_at(bytes, self.end)?;
+        }
+        let after = memory + bytes.len() as u64;
+        match self.runs.last_mut() {
+            Some(last) if last.memory.end == memory => last.memory.end = after,
+            _ => self.runs.push(Run { memory: memory..after, at: self.end }),
+        }
+        self.end += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl Dump {
+    /// Lays the memory of all processes out so.
+    pub fn lay(&mut self, layout: &Layout) -> Result<(), String> {
+        for (pid, placements) in layout.0.iter().filter(|(_, placements)| !placements.is_empty()) {
+            let Some(index) = self.processes.iter().position(|process| process.pid == *pid) else {
+                return Err(format!("process {pid} has memory in the last image and is not in the dump"));
+            };
+            self.lay_process(index, placements).map_err(|error| {
+                format!("the memory of process {pid} in the last image's page files: {error}")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn lay_process(&mut self, index: usize, placements: &[Placement]) -> io::Result<()> {
+        let mut added = Added::to(&self.processes[index].pages)?;
+        let (mut areas, mut laid) = (Vec::new(), 0);
+        for at in 0..self.processes[index].areas.len() {
+            let area = self.processes[index].areas[at].clone();
+            let ours = within(placements, &area.span);
+            laid += bytes(&ours);
+            let parts = match ours.is_empty() {
+                true => None,
+                false => self.parts(index, &area, &ours)?,
+            };
+            match parts {
+                Some(parts) => {
+                    for (part, base, behind) in parts {
+                        self.differing(index, &part, &ours, (&base, behind.as_ref()), &mut added)?;
+                        areas.push(part);
+                    }
+                }
+                None => {
+                    for placement in &ours {
+                        let base = self.based(&placement.file, placement.run.at)?;
+                        take_in(&base, &placement.run.memory, &mut added)?;
+                    }
+                    areas.push(area);
+                }
+            }
+        }
+        if laid != bytes(placements) {
+            return Err(io::Error::other("CRIU describes it otherwise than the kernel does"));
+        }
+        added.file.set_len(added.end)?;
+        let process = &mut self.processes[index];
+        process.areas = areas;
+        process.is_scattered |= !added.runs.is_empty();
+        process.runs.extend(added.runs);
+        process.runs.sort_unstable_by_key(|run| run.memory.start);
+        Ok(())
+    }
+
+    /// An area as mappings of page files; none if it cannot be such mappings.
+    fn parts(&mut self, index: usize, area: &Area, ours: &[Placement]) -> io::Result<Option<Vec<Part>>> {
+        let is_plain = area.is_anonymous() || area.is_private_mapping();
+        if !is_plain || area.is_executable() || self.processes[index].is_guarded(area) {
+            return Ok(None);
+        }
+        let behind = match (area.is_anonymous(), self.path_of(area).map(Path::to_path_buf)) {
+            (true, _) => None,
+            (false, Some(path)) => match self.open_behind(&path, area.offset) {
+                Ok(base) => Some(base),
+                // What cannot be read here is left to CRIU.
+                Err(_) => return Ok(None),
+            },
+            (false, None) => return Ok(None),
+        };
+        let Some(spans) = stretched(&area.span, ours) else { return Ok(None) };
+        let mut parts = Vec::with_capacity(spans.len());
+        for Placement { file, run } in spans {
+            let id = self.files.page_file_id(&file);
+            let mut part = area.part(run.memory.clone());
+            part.map(id, run.at);
+            let part = Area::read(&part.message.write())
+                .ok_or_else(|| io::Error::other("an area of it cannot be described"))?;
+            let behind = behind.as_ref().map(|base| base.after(run.memory.start - area.span.start));
+            parts.push((part, self.based(&file, run.at)?, behind));
+        }
+        Ok(Some(parts))
+    }
+
+    fn open_behind(&mut self, path: &Path, offset: u64) -> io::Result<Base> {
+        match super::page_file_name(path).map(str::to_string) {
+            Some(name) => self.based(&name, offset),
+            None => self.open_base(path, offset),
+        }
+    }
+
+    fn based(&mut self, name: &str, offset: u64) -> io::Result<Base> {
+        self.earlier_base(name, offset).map_err(io::Error::other)
+    }
+
+    /// Adds the pages of a part that neither the dump has nor are known to be as in the page file, and that differ from it:
+    /// they are as what is `behind` them in the program, or zero.
+    fn differing(
+        &self,
+        index: usize,
+        part: &Area,
+        ours: &[Placement],
+        (base, behind): (&Base, Option<&Base>),
+        added: &mut Added,
+    ) -> io::Result<()> {
+        let span = &part.span;
+        let mut known: Vec<Range<u64>> = within(ours, span).into_iter().map(|one| one.run.memory).collect();
+        known.extend(runs_within(&self.processes[index].runs, span).into_iter().map(|run| run.memory));
+        known.sort_unstable_by_key(|span| span.start);
+        for Run { memory, .. } in without(&[Run { memory: span.clone(), at: 0 }], &known) {
+            let skip = memory.start - span.start;
+            let (base, behind) = (base.after(skip), behind.map(|base| base.after(skip)));
+            for stretch in filled(&memory, &base, behind.as_ref())? {
+                compare(&memory, stretch, &base, behind.as_ref(), added)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Placements that cover all of an area: each reaches on until the next one begins, in its file too. None if one would
+/// begin before its file does.
+fn stretched(area: &Range<u64>, ours: &[Placement]) -> Option<Vec<Placement>> {
+    let mut out: Vec<Placement> = Vec::new();
+    for one in ours {
+        let goes_on = |last: &Placement| {
+            last.file == one.file
+                && last.run.at + (one.run.memory.start - last.run.memory.start) == one.run.at
+        };
+        match out.last_mut() {
+            Some(last) if goes_on(last) => last.run.memory.end = one.run.memory.end,
+            Some(last) => {
+                last.run.memory.end = one.run.memory.start;
+                out.push(one.clone());
+            }
+            None => out.push(one.clone()),
+        }
+    }
+    let first = &mut out.first_mut()?.run;
+    first.at = first.at.checked_sub(first.memory.start - area.start)?;
+    first.memory.start = area.start;
+    out.last_mut()?.run.memory.end = area.end;
+    Some(out)
+}
+
+/// Where in `memory` one of two files that begin there has contents; in order.
+fn filled(memory: &Range<u64>, one: &Base, other: Option<&Base>) -> io::Result<Vec<Range<u64>>> {
+    let mut all: Vec<_> = stretches(memory, &[], Some(one))?.into_iter().map(|found| found.0).collect();
+    all.extend(stretches(memory, &[], other)?.into_iter().map(|found| found.0));
+    all.sort_unstable_by_key(|span| span.start);
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for span in all {
+        match out.last_mut() {
+            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+            _ => out.push(span),
+        }
+    }
+    Ok(out)
+}
+
+/// Adds the pages of a stretch of `memory`, where both files begin, in which they differ.
+fn compare(
+    memory: &Range<u64>,
+    stretch: Range<u64>,
+    base: &Base,
+    behind: Option<&Base>,
+    added: &mut Added,
+) -> io::Result<()> {
+    let (mut has, mut is) = (vec![0; BLOCK as usize], vec![0; BLOCK as usize]);
+    let mut at = stretch.start;
+    while at < stretch.end {
+        let bytes = BLOCK.min(stretch.end - at) as usize;
+        let (has, is) = (&mut has[..bytes], &mut is[..bytes]);
+        read_zero_filled(&base.file, has, base.offset + (at - memory.start))?;
+        match behind {
+            Some(behind) => read_zero_filled(&behind.file, is, behind.offset + (at - memory.start))?,
+            None => is.fill(0),
+        }
+        let pages = has.chunks(PAGE as usize).zip(is.chunks(PAGE as usize)).enumerate();
+        for (number, (_, is)) in pages.filter(|(_, (has, is))| has != is) {
+            added.add(at + number as u64 * PAGE, is)?;
+        }
+        at += bytes as u64;
+    }
+    Ok(())
+}
+
+/// Adds what a page file has of `memory`.
+fn take_in(base: &Base, memory: &Range<u64>, added: &mut Added) -> io::Result<()> {
+    let mut block = vec![0; BLOCK as usize];
+    let mut at = memory.start;
+    while at < memory.end {
+        let block = &mut block[..BLOCK.min(memory.end - at) as usize];
+        read_zero_filled(&base.file, block, base.offset + (at - memory.start))?;
+        added.add(at, block)?;
+        at += block.len() as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn placements_reach_to_the_next_one_and_to_the_borders_of_the_area() {
+        let file: Arc<str> = "anon-7".into();
+        let other: Arc<str> = "anon-7-2".into();
+        let place = |file: &Arc<str>, memory: Range<u64>, at| Placement {
+            file: file.clone(),
+            run: Run { memory, at },
+        };
+        let ours = [place(&file, 20..30, 120), place(&file, 40..50, 140), place(&other, 60..70, 5)];
+        let expected = [place(&file, 10..60, 110), place(&other, 60..90, 5)];
+        assert_eq!(stretched(&(10..90), &ours), Some(expected.to_vec()));
+        assert_eq!(stretched(&(10..90), &[place(&file, 20..30, 5)]), None);
+    }
+}
