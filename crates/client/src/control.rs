@@ -92,6 +92,7 @@ fn serve(session: &'static Session) {
                 genuine::set_attached(driver_attached);
                 gate::open();
                 let _ = session.send(&ToWorker::Resumed);
+                genuine::attach_soon();
                 if restored {
                     first_pages::take(&session.directory);
                 }

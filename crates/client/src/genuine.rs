@@ -117,10 +117,39 @@ pub fn set_attached(attached: bool) {
 static USED: RwLock<()> = RwLock::new(());
 
 /// Has the real driver attached, and in use.
-pub fn used() -> Result<RwLockReadGuard<'static, ()>> {
+fn used() -> Result<RwLockReadGuard<'static, ()>> {
     let used = USED.read().unwrap_or_else(PoisonError::into_inner);
     attach()?;
     Ok(used)
+}
+
+/// NVML is in use here. A driver that is detached holds a lock of NVML's: whoever calls that waits until it is attached,
+/// and has nothing to tell us by.
+static NVML: AtomicBool = AtomicBool::new(false);
+
+/// The program goes on, and the driver is detached. For NVML it is attached again soon; not at once, for the program has
+/// better to do just after a restore.
+pub fn attach_soon() {
+    const SOON: Duration = Duration::from_secs(1);
+    if is_attached() || !NVML.load(Ordering::Relaxed) {
+        return;
+    }
+    let attach_it = || {
+        std::thread::sleep(SOON);
+        // Who sleeps is not woken for this, and goes through here again when it wakes.
+        if crate::gate::is_closed() {
+            return;
+        }
+        if let (Ok(_inside), Err(code)) = (crate::gate::enter(), used().map(drop)) {
+            report(format_args!("calls of NVML wait, since the driver could not be attached again: {code}"));
+        }
+    };
+    let started = control::without_signals(|| {
+        std::thread::Builder::new().name("rekindle-attach".to_owned()).spawn(attach_it)
+    });
+    if let Err(error) = started {
+        report(format_args!("calls of NVML wait, since no thread could be started: {error}"));
+    }
 }
 
 /// Gives the real driver up beside the running program: whoever needs it from then on [attaches](attach) it. `tell` hears
@@ -227,6 +256,9 @@ exports! {
             Driver::Open(get) => {
                 let _used = used()?;
                 let table = table(get, &id)?;
+                if tables::is_nvmls(&id) {
+                    NVML.store(true, Ordering::Relaxed);
+                }
                 out.put(tables::with_ours(&id, table))
             }
             Driver::Failed(why) => {

@@ -40,7 +40,6 @@ mod gate;
 mod genuine;
 mod graph;
 mod green;
-mod guarded;
 mod host_call;
 mod inherited;
 mod ipc;

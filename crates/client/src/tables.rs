@@ -6,7 +6,6 @@
 //! | `6e163fbe` | cuFFT | 7: the functions of a module |
 //! | `21318c60` | cuBLAS, cuBLASLt | 51: what tells a stream from others, default streams too |
 //! | `cd3ea2c6` | cuSPARSELt | 1: what a device has, which the driver wants a context for: the worker's is asked |
-//! | `69a28e9f` | NVML | all: they are the driver's, which is [attached](guarded) for them |
 //!
 //! All other entries stay the driver's own. What these do was measured on driver 580.
 //!
@@ -23,7 +22,7 @@ use rekindle_protocol::operation::DeviceFeature;
 
 use crate::abi::{Handle, Out};
 use crate::genuine::TableId;
-use crate::{context, device, export, guarded, lane, module, stream, thread};
+use crate::{context, device, export, lane, module, stream, thread};
 
 type Table = *const *const c_void;
 
@@ -34,6 +33,11 @@ const PROFILERS: [[u8; 4]; 4] =
 /// Whether the table is one by which profilers attach themselves to the driver.
 pub fn is_profilers(id: &TableId) -> bool {
     PROFILERS.iter().any(|begin| id.starts_with(begin))
+}
+
+/// Whether the table is the one by which NVML and the driver know of each other.
+pub fn is_nvmls(id: &TableId) -> bool {
+    id.starts_with(&[0x69, 0xa2, 0x8e, 0x9f])
 }
 
 /// The driver's table, or a copy of it in which some entries are ours.
@@ -63,8 +67,6 @@ pub fn with_ours(id: &TableId, genuine: Table) -> Table {
         [0xcd, 0x3e, 0xa2, 0xc6] => {
             replaced(&FEATURES, genuine, entries(genuine), &[(1, device_feature as *const () as usize)])
         }
-        // NVML's.
-        [0x69, 0xa2, 0x8e, 0x9f] => guarded::copy(genuine, entries(genuine)),
         _ => genuine,
     }
 }
