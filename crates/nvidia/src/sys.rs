@@ -497,6 +497,16 @@ pub struct CheckpointRestore {
 #[repr(C, align(128))]
 pub struct TensorMap(pub [u8; 128]);
 
+/// A private table of the driver's, which cuSPARSELt asks what the device has.
+#[repr(C)]
+pub struct FeatureTable {
+    pub bytes: usize,
+    pub has: unsafe extern "C" fn(device: c_int, feature: c_uint, reserved: *const c_void) -> c_int,
+}
+
+pub const FEATURES: [u8; 16] =
+    [0xcd, 0x3e, 0xa2, 0xc6, 0x70, 0x76, 0xdb, 0x4b, 0x88, 0x2e, 0x52, 0xae, 0x6c, 0x2d, 0x86, 0xf7];
+
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
@@ -546,13 +556,3 @@ mod tests {
         assert_eq!((size_of::<TensorMap>(), align_of::<TensorMap>()), (128, 128));
     }
 }
-
-/// A private table of the driver's, which cuSPARSELt asks what the device has.
-#[repr(C)]
-pub struct FeatureTable {
-    pub bytes: usize,
-    pub has: unsafe extern "C" fn(device: c_int, feature: c_uint, reserved: *const c_void) -> c_int,
-}
-
-pub const FEATURES: [u8; 16] =
-    [0xcd, 0x3e, 0xa2, 0xc6, 0x70, 0x76, 0xdb, 0x4b, 0x88, 0x2e, 0x52, 0xae, 0x6c, 0x2d, 0x86, 0xf7];
