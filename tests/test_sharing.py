@@ -169,8 +169,8 @@ def test_instances_of_services_share_and_end_when_they_are_idle():
             assert rekindle.wait_lines(name, 1)
             rekindle("checkpoint", name, "--to", name, "--stop")
 
-        def serve(name, idle_end):
-            times = ("--idle", "10ms", "--idle-end", idle_end)
+        def serve(name, idle):
+            times = ("--idle", idle, "--idle-end", idle)
             return rekindle.json("serve", name, "--name", name, "--port", "127.0.0.1:0", "--to", 8000, "--share", "us", *times)["port"]
 
         # An instance that is about to end still has its place in the context, and the next one of its image gets another.

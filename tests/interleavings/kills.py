@@ -20,6 +20,7 @@ SAID = [
     r"^rekindle: .* ended while it was to be (checkpointed|restored|put to sleep|woken)[^;]*$",
     r"process \d+.* ended while ",
     r"CRIU could not .*\b\d+ (was )?killed by (signal )?9",
+    r"CRIU could not .*Task signaled with 9: Killed",
     # Before it was the driver's turn.
     r"could not restore process \d+: it is no CUDA program",
     # Before anything was begun.
