@@ -98,6 +98,11 @@ impl Board {
         let _ = self.errors[device & 7].compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// The device's asynchronous error that is to be taken, 0 if none.
+    pub fn error(&self, device: usize) -> i32 {
+        self.errors[device & 7].load(Ordering::Acquire)
+    }
+
     /// The device's asynchronous error, 0 if none. A sticky one stays.
     pub fn take_error(&self, device: usize, sticky: impl Fn(i32) -> bool) -> i32 {
         let word = &self.errors[device & 7];

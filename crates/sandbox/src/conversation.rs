@@ -18,11 +18,12 @@ use nix::sys::socket::{
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
+use crate::assist::Assist;
 use crate::ending::Watch;
 use crate::message::Step;
 use crate::process;
 use crate::rpc::{self, Response};
-use crate::tracer::{self, Mended, Place, Tracer};
+use crate::tracer::{self, Mended, Tracer, TracerMode};
 
 const PACKET: usize = 1 << 16;
 /// CRIU's first errors are the cause, the later ones what came of it.
@@ -36,10 +37,10 @@ pub enum Failed {
 }
 
 /// Asked at every step of CRIU's, by its name, with the steps that nobody was told of yet.
-pub type Leave<'a> = dyn FnMut(&str, &mut Vec<Step>) -> Result<(), String> + 'a;
+pub type StepHandler<'a> = dyn FnMut(&str, &mut Vec<Step>) -> Result<(), String> + 'a;
 
 /// How long all may take, and where CRIU's words are.
-pub struct Course {
+pub struct ConversationOptions {
     pub whole: Option<Duration>,
     pub log: PathBuf,
     /// Where the images are of what is restored; a dump has none.
@@ -63,11 +64,13 @@ pub struct Service {
 const LOOK: Duration = Duration::from_millis(10);
 
 impl Service {
-    /// Starts CRIU with the descriptors `passed` open in it too. One that is to dump has a tracer.
+    /// Starts CRIU with the descriptors `passed` open in it too. One that is to dump has a tracer, and may have our
+    /// library.
     pub fn spawn(
         command: &[std::ffi::OsString],
         passed: &[RawFd],
-        tracer: Option<Place<'_>>,
+        tracer: Option<TracerMode<'_>>,
+        assist: Option<&Assist>,
     ) -> Result<Self, Failed> {
         let failed = |error: io::Error| Failed::Criu(format!("starting CRIU: {error}"));
         let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
@@ -78,10 +81,12 @@ impl Service {
         keep.push(theirs.as_raw_fd());
         let mut command = Command::new(program);
         command.args(args).arg("swrk").arg(theirs.as_raw_fd().to_string());
-        let scans = matches!(tracer, Some(Place::Here { hides_unwritten: true }));
-        let filter = tracer.map(|place| Ok((place, tracer::pair()?))).transpose().map_err(failed)?;
+        let scans = matches!(tracer, Some(TracerMode::Here { hides_unwritten: true }));
+        keep.extend(assist.iter().flat_map(|assist| assist.descriptors()));
+        let filter = tracer.map(|mode| Ok((mode, tracer::pair()?))).transpose().map_err(failed)?;
         let filter_to = filter.as_ref().map(|(_, (_, to))| to.as_raw_fd());
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
+        command.envs(assist.iter().flat_map(|assist| assist.environment()));
         // SAFETY: the closure only makes system calls that are safe between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -99,7 +104,8 @@ impl Service {
             })
         };
         let mut child = command.spawn().map_err(failed)?;
-        let tracer = filter.map(|(place, ends)| Tracer::start(place, ends)).transpose();
+        assist.iter().for_each(|assist| assist.serve(child.id()));
+        let tracer = filter.map(|(mode, ends)| Tracer::start(mode, ends)).transpose();
         let tracer = tracer.map_err(|error| {
             // It has touched nothing yet.
             let _ = child.kill();
@@ -113,8 +119,8 @@ impl Service {
     pub fn converse(
         &mut self,
         request: &[u8],
-        course: &Course,
-        leave: &mut Leave<'_>,
+        course: &ConversationOptions,
+        leave: &mut StepHandler<'_>,
     ) -> Result<Option<i32>, Failed> {
         self.ask(request)?;
         self.attend(course, leave)
@@ -137,7 +143,11 @@ impl Service {
     }
 
     /// Answers CRIU until it has done what it was asked; the pid that it tells of.
-    pub fn attend(&mut self, course: &Course, leave: &mut Leave<'_>) -> Result<Option<i32>, Failed> {
+    pub fn attend(
+        &mut self,
+        course: &ConversationOptions,
+        leave: &mut StepHandler<'_>,
+    ) -> Result<Option<i32>, Failed> {
         let deadline = course.whole.map(|whole| self.began + whole);
         let mut aborted = None;
         let criu = self.pid().as_raw();

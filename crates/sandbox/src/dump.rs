@@ -7,18 +7,21 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
+use rekindle_protocol::tuning;
 
 use crate::criu::Criu;
 use crate::ending;
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, PartialInventory};
 use crate::mapped_file::KnownFiles;
 use crate::message::{Command, Dump, DumpStats, Exit, Reply, Verdict};
 use crate::overlay;
+use crate::pages::tell_stands;
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
 use crate::tree::Tree;
@@ -81,6 +84,7 @@ impl<'a> DumpSpec<'a> {
             verdict_millis: u64::try_from(self.frozen_timeout.as_millis()).unwrap_or(u64::MAX),
             steps_told: self.steps_told,
             ahead: self.ahead,
+            assist: !tuning::is(tuning::ASSIST, "off"),
         }
     }
 }
@@ -118,9 +122,10 @@ impl Frozen<'_> {
         self.cpu.goes_on()
     }
 
-    /// What the program needs of a machine that restores it.
-    pub fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
-        let mut inventory = self.cpu.inventory(known)?;
+    /// What the program needs of a machine that restores it, which was [begun](Cpu::begin_inventory) while it stands still.
+    pub fn inventory(&self, begun: PartialInventory) -> Result<Inventory> {
+        let pids: Vec<_> = self.pids().into_values().collect();
+        let mut inventory = begun.finish(&pids).map_err(Error::io("taking stock of the program"))?;
         let kept = overlay::kept(self.images_dir).map_err(Error::io("reading what was kept of layers"))?;
         inventory.leave_out(&kept);
         // What is killed has lost its memory's map, and what was read of it may be nothing.
@@ -191,10 +196,11 @@ impl Cpu<'_> {
         KnownFiles::read(&self.pids().into_values().collect::<Vec<_>>())
     }
 
-    fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
+    /// Begins with what the program has of the machine, for [`Frozen::inventory`]: it stands still, and CRIU may be at it.
+    pub fn begin_inventory(&self, known: &KnownFiles) -> Result<PartialInventory> {
         match self {
-            Self::Sandbox(sandbox) => sandbox.inventory(known),
-            Self::Tree(tree) => tree.inventory(known),
+            Self::Sandbox(sandbox) => sandbox.begin_inventory(known),
+            Self::Tree(tree) => tree.begin_inventory(known),
         }
     }
 
@@ -293,7 +299,9 @@ impl Sandbox {
     {
         let began = Instant::now();
         let pids: Vec<_> = self.pids().into_values().collect();
-        unfit::refuse(&pids, &spec.external_sockets)?;
+        // From inside a sandbox CRIU cannot tell who traces it.
+        unfit::refuse_traced(&pids)?;
+        unfit::refuse_headless(pids.iter().copied())?;
         if pids.len() > 1 {
             unfit::refuse_uninterruptible(|| self.pids().into_values().collect(), spec.freeze_timeout)?;
         }
@@ -305,14 +313,13 @@ impl Sandbox {
             _ => self.connect()?,
         };
         let descriptors: Vec<_> = [images.as_fd()].into_iter().chain(spec.page_server).collect();
-        channel.send(&Command::Dump(spec.told()), &descriptors).map_err(Error::io("asking for a dump"))?;
         let failed = |reply| match reply {
             Reply::Failed(_) if is_full(spec.images_dir) => Error::DiskFull { place: spec.images_dir.into() },
             Reply::Failed(cause) => Error::Criu { action: "dump", cause, log: Some(log.clone()) },
             Reply::Aborted(cause) => Error::Aborted { action: "dump", cause },
             other => unexpected(&other, "Frozen or Dumped"),
         };
-        match receive(&channel, None, self.run_dir())? {
+        match self.write_images(spec, &channel, &descriptors)? {
             Reply::Frozen { .. } => {}
             other => return Err(failed(other)),
         }
@@ -348,6 +355,50 @@ impl Sandbox {
             Err(error) => return Err(error),
         };
         Ok(DumpReport { stats, until_frozen, frozen_step, total: began.elapsed(), log })
+    }
+
+    /// Has CRIU bring the program to a stand and write its images; what init says then. What the program has is looked at
+    /// while CRIU brings it to a stand, and refused before CRIU does anything to it.
+    fn write_images(
+        &self,
+        spec: &DumpSpec<'_>,
+        channel: &Channel,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<Reply> {
+        let look = || {
+            let pids: Vec<_> = self.pids().into_values().collect();
+            unfit::refuse_contents(&pids, &spec.external_sockets)
+        };
+        let joined = |thread: ScopedJoinHandle<'_, Result<()>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let answer =
+            |verdict: &Verdict| channel.send(verdict, &[]).map_err(Error::io("answering about the dump"));
+        std::thread::scope(|scope| {
+            let mut first_look = Some(scope.spawn(look));
+            let asked = channel.send(&Command::Dump(spec.told()), descriptors);
+            asked.map_err(Error::io("asking for a dump"))?;
+            loop {
+                let reply = receive(channel, None, self.run_dir())?;
+                let fit = match &reply {
+                    // It comes to a stand again if it was another than CRIU was told of.
+                    Reply::Standing => first_look.take().map_or_else(look, joined),
+                    _ => first_look.take().map_or(Ok(()), joined),
+                };
+                match (reply, fit) {
+                    (Reply::Standing, Ok(())) => {
+                        spec.page_server.iter().for_each(|server| tell_stands(*server));
+                        answer(&Verdict::Commit)?;
+                    }
+                    (Reply::Standing | Reply::Frozen { .. }, Err(refusal)) => {
+                        answer(&Verdict::Abort(refusal.to_string()))?;
+                        receive(channel, None, self.run_dir())?;
+                        return Err(refusal);
+                    }
+                    (reply, fit) => return fit.map(|()| reply),
+                }
+            }
+        })
     }
 }
 

@@ -12,10 +12,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The right to have deleted files under a name.
-pub type Turn = MutexGuard<'static, ()>;
+pub type GhostLock = MutexGuard<'static, ()>;
 
 /// Waits for this dump's turn, if it needs one.
-pub fn turn(images_dir: &Path) -> Option<Turn> {
+pub fn lock(images_dir: &Path) -> Option<GhostLock> {
     let entries = fs::read_dir(images_dir).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
     let needed = names.any(|name| name.as_bytes().starts_with(b"ghost-file-"));

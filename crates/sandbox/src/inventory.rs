@@ -21,7 +21,7 @@ use crate::lost_names::LostNames;
 use crate::mapped_file::{self, KnownFiles, MappedFile};
 use crate::openfile::{self, OpenFile};
 use crate::outputs;
-use crate::overlay::Kept;
+use crate::overlay::LayerFiles;
 use crate::process::maps::{self, Area};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +50,37 @@ pub struct Inventory {
     /// The working directories of its processes.
     #[serde(default)]
     pub directories: Vec<PathBuf>,
+}
+
+/// An [`Inventory`] without what is known by descriptors.
+#[derive(Debug, Default)]
+pub struct PartialInventory {
+    inventory: Inventory,
+    lost_names: LostNames,
+}
+
+impl PartialInventory {
+    /// CRIU has left the processes `pids`, which stand still yet.
+    pub fn finish(self, pids: &[i32]) -> io::Result<Inventory> {
+        let mut out = Inventory {
+            outputs: outputs::outside(pids),
+            errors: outputs::errors(pids),
+            session_outside: crate::process::is_session_outside(pids),
+            input: input::of(pids),
+            ..self.inventory
+        };
+        for pid in pids {
+            let (open_files, highest) = openfile::list(*pid, &self.lost_names)?;
+            out.open_files.extend(open_files);
+            out.directories.extend(working_directory(*pid));
+            out.highest_descriptor = out.highest_descriptor.max(highest);
+        }
+        out.open_files.sort();
+        out.open_files.dedup();
+        out.directories.sort();
+        out.directories.dedup();
+        Ok(out)
+    }
 }
 
 /// Something that is not as the program had it.
@@ -95,45 +126,30 @@ impl fmt::Display for Mismatch {
 }
 
 impl Inventory {
-    /// Takes stock of the processes `pids` (ours), the sandbox's init not among them. What `standard` has as well, the
-    /// program has not chosen. Mapped files that are `known` are not read again.
-    pub fn take(pids: &[i32], standard: i32, known: &KnownFiles) -> io::Result<Self> {
-        // Where a process has many areas and threads, each of these takes milliseconds in which the program stands still.
-        let (mut out, lost_names) = std::thread::scope(|scope| {
+    /// Takes stock of the processes `pids` (ours), which stand still, but for their descriptors: while CRIU looks at them
+    /// they have some of its own. The sandbox's init is not among them. What `standard` has as well, the program has not
+    /// chosen. Mapped files that are `known` are not read again.
+    pub fn begin(pids: &[i32], standard: i32, known: &KnownFiles) -> io::Result<PartialInventory> {
+        // Where a process has many areas and threads, each of these takes milliseconds.
+        std::thread::scope(|scope| {
             let attributes = scope.spawn(|| Attributes::take(pids, standard));
             let lost_names = scope.spawn(|| LostNames::find(pids));
-            let mut out = Self {
-                outputs: outputs::outside(pids),
-                errors: outputs::errors(pids),
-                session_outside: crate::process::is_session_outside(pids),
-                input: input::of(pids),
-                ..Self::default()
-            };
-            out.files = mapped_files(pids, known)?;
-            let failed = |_| io::Error::other("a thread that looked at the program panicked");
-            out.attributes = attributes.join().map_err(failed)?;
-            Ok::<_, io::Error>((out, lost_names.join().map_err(failed)?))
-        })?;
-        for pid in pids {
-            let (open_files, highest) = openfile::list(*pid, &lost_names)?;
-            out.open_files.extend(open_files);
-            out.directories.extend(working_directory(*pid));
-            out.highest_descriptor = out.highest_descriptor.max(highest);
-            for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
-                let inside = task.file_name().to_str().and_then(|name| name.parse().ok());
-                let inside = inside.and_then(crate::process::innermost_pid);
-                out.highest_pid = out.highest_pid.max(inside.unwrap_or(0));
+            let mut inventory = Self { files: mapped_files(pids, known)?, ..Self::default() };
+            for pid in pids {
+                for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+                    let inside = task.file_name().to_str().and_then(|name| name.parse().ok());
+                    let inside = inside.and_then(crate::process::innermost_pid);
+                    inventory.highest_pid = inventory.highest_pid.max(inside.unwrap_or(0));
+                }
             }
-        }
-        out.open_files.sort();
-        out.open_files.dedup();
-        out.directories.sort();
-        out.directories.dedup();
-        Ok(out)
+            let failed = |_| io::Error::other("a thread that looked at the program panicked");
+            inventory.attributes = attributes.join().map_err(failed)?;
+            Ok(PartialInventory { inventory, lost_names: lost_names.join().map_err(failed)? })
+        })
     }
 
     /// Leaves out what an image brings along itself.
-    pub(crate) fn leave_out(&mut self, kept: &[Kept]) {
+    pub(crate) fn leave_out(&mut self, kept: &[LayerFiles]) {
         let is_kept = |path: &Path| kept.iter().any(|layer| layer.has(path));
         self.files.retain(|file| !is_kept(&file.path));
         self.open_files.retain(|file| !is_kept(&file.path));
@@ -247,9 +263,8 @@ mod tests {
 
     #[test]
     fn own_process_matches_itself_and_a_change_is_told() {
-        let taken =
-            Inventory::take(&[std::process::id() as i32], std::process::id() as i32, &KnownFiles::default())
-                .unwrap();
+        let own = std::process::id() as i32;
+        let taken = Inventory::begin(&[own], own, &KnownFiles::default()).unwrap().finish(&[own]).unwrap();
         assert!(taken.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
         assert_eq!(taken.check(&Mounts::default()), []);
 

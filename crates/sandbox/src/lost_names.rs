@@ -222,9 +222,8 @@ fn mount_of(path: &Path) -> Option<u64> {
     (done == 0 && of.stx_mask & libc::STATX_MNT_ID != 0).then_some(of.stx_mnt_id)
 }
 
-/// Makes the images in `images` complete, which CRIU has written of the processes `pids`. They stand still.
-pub fn settle(pids: &[i32], images: &Path) -> Result<(), String> {
-    let found = LostNames::find(pids);
+/// Makes the images in `images` complete, which CRIU has written of processes that stand still; `found` is theirs.
+pub fn settle(found: &LostNames, images: &Path) -> Result<(), String> {
     let remaps = images.join(REMAPS);
     if found.files.is_empty() && !remaps.exists() {
         return Ok(());
@@ -247,7 +246,7 @@ pub fn settle(pids: &[i32], images: &Path) -> Result<(), String> {
         let lost = found.files.iter().find(|(_, lost)| lost.external.as_ref() == Some(&key));
         let (file, lost) =
             lost.ok_or_else(|| format!("{key} was open when the checkpoint began and is no more"))?;
-        dump.settle(id, &found, *file, lost).map_err(named(&lost.name))?;
+        dump.settle(id, found, *file, lost).map_err(named(&lost.name))?;
     }
     let mut links = Vec::new();
     for Linked { id, link, replacement } in linked {
@@ -259,7 +258,7 @@ pub fn settle(pids: &[i32], images: &Path) -> Result<(), String> {
         if let Some(refusal) = lost.refusal().filter(|_| !found.others.contains_key(&file)) {
             return Err(refusal);
         }
-        dump.settle(id, &found, file, lost).map_err(named(&lost.name))?;
+        dump.settle(id, found, file, lost).map_err(named(&lost.name))?;
         dump.files.entries.retain(|entry| descriptors::id(entry) != Some(replacement));
         links.push(link);
     }
@@ -422,7 +421,7 @@ mod tests {
         }
         remaps.write(&images.join(REMAPS)).unwrap();
 
-        settle(&[own()], &images).unwrap();
+        settle(&LostNames::find(&[own()]), &images).unwrap();
         let files = Entries::read(&images.join(FILES)).unwrap();
         let names: Vec<_> = files.entries.iter().map(name_of).collect();
         assert_eq!(names, [at("b"), at("c")]);
@@ -432,6 +431,6 @@ mod tests {
         let ghost = fs::read(images.join(format!("ghost-file-{:x}.img", remap.number(REPLACEMENT).unwrap())));
         assert!(ghost.unwrap().ends_with(b"contents"));
         assert!(links.iter().all(|link| !link.exists()));
-        settle(&[own()], &images).unwrap();
+        settle(&LostNames::find(&[own()]), &images).unwrap();
     }
 }

@@ -92,7 +92,7 @@ fn named(path: &Path, error: io::Error) -> io::Error {
 fn identify(reached: &Path) -> io::Result<(Metadata, Identity)> {
     let file = File::open(reached)?;
     let meta = file.metadata()?;
-    let identity = match elf::build_id(&file)? {
+    let identity = match elf::build_id(&file) {
         Some(id) => Identity::BuildId(id),
         None => Identity::Edges(edges(&file, meta.len())?),
     };

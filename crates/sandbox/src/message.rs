@@ -94,6 +94,9 @@ pub struct Dump {
     /// Whether pages that were not written to since they were protected are in the image already.
     #[serde(default)]
     pub ahead: bool,
+    /// Whether CRIU has our [library](crate::assist).
+    #[serde(default)]
+    pub assist: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -158,6 +161,8 @@ pub enum Reply {
     Settled(bool),
     Attached,
     NoTerminal,
+    /// CRIU has brought the program to a stand and has not looked at it yet; it goes on at a [`Verdict`].
+    Standing,
     /// The descriptors come along, in this order. Others of those that were asked for could not make one.
     Watched {
         pids: Vec<i32>,
@@ -219,4 +224,7 @@ pub struct DumpStats {
     pub memory_write_us: u64,
     pub pages_scanned: u64,
     pub pages_written: u64,
+    /// The processes whose areas were known before they stood still.
+    #[serde(default)]
+    pub known_areas: u64,
 }

@@ -21,7 +21,7 @@ use rekindle_protocol::mounts::Overlay;
 
 use crate::init::RUN_PATH;
 
-pub use pack::Kept;
+pub use pack::LayerFiles;
 
 const UPPER: &str = "upper";
 const WORK: &str = "work";
@@ -69,9 +69,9 @@ impl Layers {
 }
 
 /// What the images of a dump have of layers.
-pub fn kept(images: &Path) -> io::Result<Vec<Kept>> {
+pub fn kept(images: &Path) -> io::Result<Vec<LayerFiles>> {
     let files = (0..).map(|number| images.join(image_name(number))).take_while(|path| path.exists());
-    files.map(|path| Kept::read(&path)).collect()
+    files.map(|path| LayerFiles::read(&path)).collect()
 }
 
 fn image_name(number: usize) -> String {

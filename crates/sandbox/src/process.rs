@@ -1,7 +1,5 @@
 //! What `/proc` tells about the processes of a sandbox, seen from outside and from inside.
 
-pub mod maps;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -11,7 +9,8 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use maps::Area;
+pub use rekindle_protocol::maps;
+use rekindle_protocol::maps::Area;
 
 /// A process held by descriptor, so that a pid used again is never mistaken for it.
 #[derive(Debug)]
@@ -272,6 +271,13 @@ pub fn name(pid: i32) -> String {
 pub fn all() -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The bytes of its own that a process has in memory.
+pub(crate) fn own_bytes(pid: i32) -> u64 {
+    let text = status_field(pid, "RssAnon");
+    text.and_then(|text| text.trim_end_matches(" kB").parse::<u64>().ok())
+        .map_or(0, |kilobytes| kilobytes << 10)
 }
 
 #[cfg(test)]

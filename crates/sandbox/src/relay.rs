@@ -29,6 +29,7 @@ use crate::criu::Criu;
 use crate::ending::AFTER_RESTORE;
 use crate::error::{Error, Result};
 use crate::message::Verdict;
+use crate::waiting::POST_DUMP_STEP;
 use crate::wire::Channel;
 
 pub use process::relay_main;
@@ -38,7 +39,7 @@ pub const RELAY_ARGUMENT: &str = "criu-relay";
 
 /// The runtime asks for something. With it comes the directory that it wants the images in, or has them.
 #[derive(Debug, Serialize, Deserialize)]
-struct Asking;
+struct RelayRequest;
 
 /// What the relay adds, and when it asks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -46,14 +47,14 @@ struct Plan {
     /// Inodes of the program's ends of sockets.
     sockets: Vec<u32>,
     /// What the descriptors are that come with this, in their order.
-    passed: Vec<Passed>,
+    passed: Vec<PassedDescriptor>,
     /// Whether CRIU's log has all that it does, which takes it as long again.
     steps_told: bool,
     step: String,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-enum Passed {
+enum PassedDescriptor {
     /// Takes the place of the socket with this inode.
     Socket(u32),
     /// CRIU's end of a page server's connection.
@@ -65,11 +66,11 @@ enum Passed {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Reached;
+struct StepReached;
 
 /// Which of CRIU's steps is waited for, and for what it is asked beside.
 #[derive(Debug, Clone, Copy)]
-pub enum Course<'a> {
+pub enum RelayStep<'a> {
     /// Of a dump: the images are written, and the program still stands. Its pages go to a
     /// [`crate::pages::PageServer`].
     Dump { sockets: &'a [u32], page_server: BorrowedFd<'a>, steps_told: bool },
@@ -85,18 +86,22 @@ pub struct Images<'a> {
     pub page_files: Option<(BorrowedFd<'a>, &'a [String])>,
 }
 
-impl<'a> Course<'a> {
+impl<'a> RelayStep<'a> {
     fn plan(self) -> (Plan, Vec<BorrowedFd<'a>>) {
         let (sockets, with, steps_told, step) = match self {
-            Self::Dump { sockets, page_server, steps_told } => {
-                (sockets.to_vec(), vec![(Passed::PageServer, page_server)], steps_told, "post-dump")
-            }
+            Self::Dump { sockets, page_server, steps_told } => (
+                sockets.to_vec(),
+                vec![(PassedDescriptor::PageServer, page_server)],
+                steps_told,
+                POST_DUMP_STEP,
+            ),
             Self::Restore { sockets, images, steps_told } => {
                 let inodes = sockets.iter().map(|(inode, _)| *inode).collect();
-                let ends = sockets.iter().map(|(inode, socket)| (Passed::Socket(*inode), *socket));
+                let ends = sockets.iter().map(|(inode, socket)| (PassedDescriptor::Socket(*inode), *socket));
                 let pages = images.and_then(|images| images.page_files);
-                let pages = pages.map(|(directory, names)| (Passed::PageFiles(names.to_vec()), directory));
-                let images = images.map(|images| (Passed::Images, images.directory));
+                let pages =
+                    pages.map(|(directory, names)| (PassedDescriptor::PageFiles(names.to_vec()), directory));
+                let images = images.map(|images| (PassedDescriptor::Images, images.directory));
                 (inodes, ends.chain(images).chain(pages).collect(), steps_told, AFTER_RESTORE)
             }
         };
@@ -139,7 +144,7 @@ impl Relay {
 
     /// Runs `work`, which has a runtime run CRIU. `attend` is called for each that it asks, one after the other: a
     /// runtime may try again. What it drops is refused.
-    pub fn conduct<T>(&self, mut attend: impl FnMut(Asked) + Send, work: impl FnOnce() -> T) -> T {
+    pub fn conduct<T>(&self, mut attend: impl FnMut(RelayedRequest) + Send, work: impl FnOnce() -> T) -> T {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -148,7 +153,7 @@ impl Relay {
                         return;
                     }
                     // One that is gone already asks for nothing.
-                    if let Ok(Some(asked)) = Asked::hear(Channel::new(socket)) {
+                    if let Ok(Some(asked)) = RelayedRequest::hear(Channel::new(socket)) {
                         attend(asked);
                     }
                 }
@@ -170,7 +175,7 @@ impl Drop for Relay {
 }
 
 /// A CRIU that a runtime is about to ask.
-pub struct Asked {
+pub struct RelayedRequest {
     channel: Channel,
     /// The relay's pid, from which a restored program descends.
     pub pid: i32,
@@ -178,19 +183,19 @@ pub struct Asked {
     pub images: File,
 }
 
-impl Asked {
-    fn hear(channel: Channel) -> io::Result<Option<Asked>> {
+impl RelayedRequest {
+    fn hear(channel: Channel) -> io::Result<Option<RelayedRequest>> {
         let pid = getsockopt(channel.socket(), sockopt::PeerCredentials)?.pid();
-        let Some((Asking, descriptors)) = channel.recv()? else { return Ok(None) };
+        let Some((RelayRequest, descriptors)) = channel.recv()? else { return Ok(None) };
         let images = descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Some(Asked { channel, pid, images: images.into() }))
+        Ok(Some(RelayedRequest { channel, pid, images: images.into() }))
     }
 
     /// Has CRIU begin. `at_step` runs while it waits at its step; it does not where CRIU fails or the relay ends before.
     /// `BrokenPipe`: the relay ended while `at_step` ran.
     pub fn lead(
         &self,
-        course: Course<'_>,
+        course: RelayStep<'_>,
         at_step: impl FnOnce() -> std::result::Result<(), String>,
     ) -> io::Result<()> {
         let (plan, descriptors) = course.plan();
@@ -198,7 +203,7 @@ impl Asked {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             other => other?,
         }
-        let Some((Reached, _)) = self.channel.recv()? else { return Ok(()) };
+        let Some((StepReached, _)) = self.channel.recv()? else { return Ok(()) };
         let verdict = match at_step() {
             Ok(()) => Verdict::Commit,
             Err(cause) => Verdict::Abort(cause),
@@ -208,7 +213,7 @@ impl Asked {
 
     /// Waits until CRIU has ended: it has let go of the program, or undone all.
     pub fn until_end(&self) -> io::Result<()> {
-        self.channel.recv::<Reached>().map(drop)
+        self.channel.recv::<StepReached>().map(drop)
     }
 }
 

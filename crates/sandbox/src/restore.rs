@@ -1,6 +1,6 @@
 //! Bringing the CPU half back in a new sandbox.
 //!
-//! Namespaces and CRIU's process need nothing of the image, so they are made beside what is checked of it ([`Vacant`]).
+//! Namespaces and CRIU's process need nothing of the image, so they are made beside what is checked of it ([`ReadySandbox`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -41,6 +41,14 @@ pub struct RestoreSpec<'a> {
     pub steps_told: bool,
 }
 
+impl<'a> RestoreSpec<'a> {
+    /// Of a program without sockets of others, standard input or inventory, and with a log of what goes wrong.
+    pub fn new(sandbox: Spec, criu: &'a Criu, timeout: Duration) -> Self {
+        let (sockets, input, inventory, steps_told) = (Vec::new(), None, None, false);
+        Self { sandbox, criu, sockets, input, inventory, timeout, steps_told }
+    }
+}
+
 /// The program's end of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct ExternalSocket<'a> {
@@ -64,7 +72,7 @@ impl Restored {
 
 /// A sandbox that waits for the program that is to be brought back there, CRIU started in it. It is to be used or killed.
 #[must_use]
-pub struct Vacant {
+pub struct ReadySandbox {
     empty: Empty,
     timeout: Duration,
     steps_told: bool,
@@ -91,7 +99,7 @@ pub struct RestoreReport {
 }
 
 /// How long the parts took.
-struct Course {
+struct RestoreTimes {
     until_restored: Duration,
     restored_step: Duration,
     steps: Vec<Step>,
@@ -99,7 +107,7 @@ struct Course {
     warnings: Vec<String>,
 }
 
-impl Vacant {
+impl ReadySandbox {
     /// Makes the sandbox. It needs nothing of the image but what the specification has.
     pub fn make(spec: &RestoreSpec<'_>) -> Result<Self> {
         let inventory = spec.inventory.cloned().unwrap_or_default();
@@ -164,7 +172,7 @@ impl Vacant {
                 }
             },
         };
-        let turn = ghosts::turn(images_dir);
+        let turn = ghosts::lock(images_dir);
         // What a failed restore leaves of deleted files is known from its steps.
         let begin = Begin { steps_told: steps_told || turn.is_some() };
         let before_resume = |restored: &Restored| {
@@ -175,7 +183,7 @@ impl Vacant {
         match conduct(&empty, images_dir, &begin, timeout, &log, before_resume) {
             Ok((pid, course)) => {
                 let sandbox = empty.with_program(pid);
-                let Course { until_restored, restored_step, steps, last_steps, warnings } = course;
+                let RestoreTimes { until_restored, restored_step, steps, last_steps, warnings } = course;
                 let total = began.elapsed();
                 let report =
                     RestoreReport { until_restored, restored_step, total, steps, last_steps, warnings, log };
@@ -199,7 +207,7 @@ fn conduct<E>(
     timeout: Duration,
     log: &Path,
     before_resume: impl FnOnce(&Restored) -> Result<(), E>,
-) -> Result<(i32, Course)>
+) -> Result<(i32, RestoreTimes)>
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
@@ -226,7 +234,7 @@ where
     empty.channel.send(&Verdict::Commit, &[]).map_err(Error::io("answering about the restore"))?;
     match empty.recv(Some(patience))? {
         Reply::Restored { pid, steps: last_steps, warnings } => {
-            Ok((pid, Course { until_restored, restored_step, steps, last_steps, warnings }))
+            Ok((pid, RestoreTimes { until_restored, restored_step, steps, last_steps, warnings }))
         }
         other => Err(failed(other)),
     }

@@ -21,9 +21,9 @@ use nix::sys::socket::{getsockopt, sockopt};
 use rekindle_protocol::terminal::WindowSize;
 
 use crate::error::{Error, Result};
-use crate::exec::{Guest, Work};
+use crate::exec::{Guest, GuestTask};
 use crate::init::{EXIT_FILE, PID_FILE, SOCKET};
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, PartialInventory};
 use crate::mapped_file::KnownFiles;
 use crate::message::{self, Exit, NotStarted, Program, Reply, Setup};
 use crate::network::Network;
@@ -39,7 +39,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(150);
 const WATCH_LIMIT: Duration = Duration::from_secs(30);
 
 /// Where a sandbox lives.
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug, Default)]
 pub struct Spec {
     /// The command that becomes its init: a program that calls [`crate::init_main`] with the number that is
     /// appended as its last argument. For the daemon: itself and [`crate::INIT_ARGUMENT`].
@@ -217,10 +217,10 @@ impl Sandbox {
         tree.into_iter().filter_map(|pid| Some((process::innermost_pid(pid)?, pid))).collect()
     }
 
-    /// What the program needs of the machine; exact only while it stands still.
-    pub fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
+    /// Begins with what the program needs of the machine, while it stands still.
+    pub fn begin_inventory(&self, known: &KnownFiles) -> Result<PartialInventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
-        Inventory::take(&pids, self.init_pid, known).map_err(Error::io("taking stock of the program"))
+        Inventory::begin(&pids, self.init_pid, known).map_err(Error::io("taking stock of the program"))
     }
 
     /// Has what the program has printed so far put into its log; an error if that was not done within the time.
@@ -258,7 +258,7 @@ impl Sandbox {
 
     /// Begins a guest beside the program: `helper` is a program that calls [`crate::exec_main`] with the number that is
     /// appended as its last argument.
-    pub fn exec(&self, helper: &[OsString], work: Work, stdio: [BorrowedFd<'_>; 3]) -> Result<Guest> {
+    pub fn exec(&self, helper: &[OsString], work: GuestTask, stdio: [BorrowedFd<'_>; 3]) -> Result<Guest> {
         let root = self.root.as_ref().ok_or_else(|| Error::Ended { run_dir: self.run_dir.clone() })?;
         Guest::begin(helper, &root.handle, self.program, work, stdio)
     }

@@ -35,21 +35,21 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A descriptor of the program's, by its own numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
+struct DescriptorKey {
     pid: i32,
     descriptor: i32,
 }
 
 /// How CRIU takes the connections of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Taking {
+pub enum ConnectionPolicy {
     /// Those with itself come along: CRIU reads all out of the kernel.
     Read,
     /// There are none with itself: CRIU leaves all alone.
     LeftAlone,
 }
 
-impl Taking {
+impl ConnectionPolicy {
     pub fn of(pids: &[i32]) -> Self {
         if connections::inside(pids).is_empty() { Self::LeftAlone } else { Self::Read }
     }
@@ -57,13 +57,13 @@ impl Taking {
 
 /// Severs the connections to others in the dump in `images`, while the program `pids` stands still; `stays` is whether
 /// it goes on.
-pub fn sever(images: &Path, pids: &[i32], taken: Taking, stays: bool) -> Result<(), String> {
+pub fn sever(images: &Path, pids: &[i32], taken: ConnectionPolicy, stays: bool) -> Result<(), String> {
     let inside = connections::inside(pids);
-    if taken == Taking::LeftAlone && !inside.is_empty() {
+    if taken == ConnectionPolicy::LeftAlone && !inside.is_empty() {
         return Err("the program connected to itself in this very moment; take it again".into());
     }
     let failed = |error: io::Error| format!("severing the program's connections to others: {error}");
-    if taken == Taking::LeftAlone {
+    if taken == ConnectionPolicy::LeftAlone {
         take_back_word(&images.join(INVENTORY)).map_err(failed)?;
     }
     let path = images.join(FILES);
@@ -74,7 +74,7 @@ pub fn sever(images: &Path, pids: &[i32], taken: Taking, stays: bool) -> Result<
     }
     files.write(&path).map_err(failed)?;
     let places = places(pids, &severed);
-    if taken == Taking::Read && !stays {
+    if taken == ConnectionPolicy::Read && !stays {
         // CRIU would have the kernel forget them without a word, and those at the other ends would wait for ever.
         for place in &places {
             place.socket().and_then(|socket| end_repair(&socket)).map_err(failed)?;
@@ -118,20 +118,20 @@ fn cut(files: &mut Entries, inside: &BTreeSet<u64>) -> BTreeSet<u32> {
 }
 
 /// One descriptor of each of the sockets.
-fn places(pids: &[i32], sockets: &BTreeSet<u32>) -> Vec<Place> {
+fn places(pids: &[i32], sockets: &BTreeSet<u32>) -> Vec<DescriptorKey> {
     let mut left = sockets.clone();
     let mut out = Vec::new();
     for &pid in pids {
         for (descriptor, inode) in process::socket_descriptors(pid) {
             if left.remove(&(inode as u32)) {
-                out.push(Place { pid, descriptor });
+                out.push(DescriptorKey { pid, descriptor });
             }
         }
     }
     out
 }
 
-impl Place {
+impl DescriptorKey {
     fn socket(&self) -> io::Result<OwnedFd> {
         Handle::open(self.pid)?.descriptor(self.descriptor)
     }
@@ -156,10 +156,10 @@ fn end_repair(socket: &OwnedFd) -> io::Result<()> {
 /// Has the restored program, which does not run yet, find the connections reset that the dump in `images` severed.
 pub fn reset(images: &Path) -> Result<(), String> {
     let Ok(note) = fs::read(images.join(NAME)) else { return Ok(()) };
-    let places: Vec<Place> =
+    let places: Vec<DescriptorKey> =
         serde_json::from_slice(&note).map_err(|error| format!("reading the image's {NAME}: {error}"))?;
     for place in &places {
-        let Place { pid, descriptor } = place;
+        let DescriptorKey { pid, descriptor } = place;
         let named =
             |error| format!("resetting the connection of descriptor {descriptor} of process {pid}: {error}");
         let socket = place.socket().map_err(named)?;

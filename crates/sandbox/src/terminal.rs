@@ -24,7 +24,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::PollFlags;
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt::SendTimeout};
 use nix::sys::time::TimeVal;
-use rekindle_protocol::terminal::{PACKET, Said, WindowSize};
+use rekindle_protocol::terminal::{PACKET, TerminalInput, WindowSize};
 
 /// How much waits for a user before the program does, and for the program before its users do.
 const MOST_WAITING: usize = 64 << 10;
@@ -150,9 +150,9 @@ impl Terminal {
                 match recv(user.socket.as_raw_fd(), &mut packet, MsgFlags::MSG_DONTWAIT) {
                     Err(Errno::EINTR) => {}
                     Err(error) => return error == Errno::EAGAIN,
-                    Ok(got) => match Said::read(&packet[..got]) {
-                        Some(Said::Typed(bytes)) => typed.extend(bytes),
-                        Some(Said::Resized(size)) => resize(master, size),
+                    Ok(got) => match TerminalInput::read(&packet[..got]) {
+                        Some(TerminalInput::Typed(bytes)) => typed.extend(bytes),
+                        Some(TerminalInput::Resized(size)) => resize(master, size),
                         None => return false,
                     },
                 }
@@ -244,7 +244,7 @@ mod tests {
         all
     }
 
-    fn say(user: &OwnedFd, said: &Said<'_>) {
+    fn say(user: &OwnedFd, said: &TerminalInput<'_>) {
         send(user.as_raw_fd(), &said.packet(), MsgFlags::empty()).unwrap();
     }
 
@@ -262,8 +262,8 @@ mod tests {
         assert_eq!(shown(&two), b"after\r\n");
         assert_eq!(log, b"before\r\nafter\r\n");
 
-        say(&one, &Said::Resized(WindowSize { rows: 7, columns: 9 }));
-        say(&two, &Said::Typed(b"typed\r"));
+        say(&one, &TerminalInput::Resized(WindowSize { rows: 7, columns: 9 }));
+        say(&two, &TerminalInput::Typed(b"typed\r"));
         terminal.serve(|bytes| log.extend_from_slice(bytes));
         let mut line = [0; 100];
         let got = program.read(&mut line).unwrap();

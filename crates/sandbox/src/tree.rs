@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::capability::For;
-use crate::conversation::{Course, Failed, Service};
+use crate::conversation::{ConversationOptions, Failed, Service};
 use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared, Ready, is_full, open_dir};
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
-use crate::inventory::{self, Inventory};
+use crate::inventory::{self, Inventory, PartialInventory};
 use crate::lost_names::{self, LostNames};
 use crate::mapped_file::KnownFiles;
 use crate::process::maps;
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
-use crate::severed::{self, Taking};
-use crate::tracer::Place;
-use crate::waiting::Waiting;
-use crate::{capability, devshm, ending, outputs, unfit};
+use crate::severed::{self, ConnectionPolicy};
+use crate::tracer::TracerMode;
+use crate::waiting::{POST_DUMP_STEP, STANDING_STEP, Waiting};
+use crate::{capability, devshm, ending, outputs, pages, unfit};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -74,9 +74,9 @@ impl Tree {
         process::tree(self.root).into_iter().map(|pid| (pid, pid)).collect()
     }
 
-    pub fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
+    pub fn begin_inventory(&self, known: &KnownFiles) -> Result<PartialInventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
-        Inventory::take(&pids, std::process::id() as i32, known)
+        Inventory::begin(&pids, std::process::id() as i32, known)
             .map_err(Error::io("taking stock of the program"))
     }
 
@@ -88,17 +88,17 @@ impl Tree {
         let request = self.request(spec, &images, connections);
         let page_server = spec.page_server.map(|socket| socket.as_raw_fd());
         let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(page_server).collect();
-        let place = spec.tracer.as_deref().map(Place::Process);
-        let criu = Service::spawn(spec.criu.command(), &passed, place)?;
+        let place = spec.tracer.as_deref().map(TracerMode::Process);
+        let criu = Service::spawn(spec.criu.command(), &passed, place, None)?;
         Waiting::begin(criu, images, request, connections)
     }
 
-    fn connections(&self) -> Taking {
-        Taking::of(&process::tree(self.root))
+    fn connections(&self) -> ConnectionPolicy {
+        ConnectionPolicy::of(&process::tree(self.root))
     }
 
     /// What CRIU is asked for, with the tree as it is.
-    fn request(&self, spec: &DumpSpec<'_>, images: &File, connections: Taking) -> Vec<u8> {
+    fn request(&self, spec: &DumpSpec<'_>, images: &File, connections: ConnectionPolicy) -> Vec<u8> {
         let pids: Vec<_> = self.pids().into_values().collect();
         let mut external: Vec<_> = outputs::external(&outputs::outside(&pids)).collect();
         external.extend(LostNames::find(&pids).external());
@@ -107,7 +107,7 @@ impl Tree {
             images_dir: images.as_raw_fd(),
             pid: Some(self.root),
             leave_running: spec.leave_running,
-            tcp_established: connections == Taking::Read,
+            tcp_established: connections == ConnectionPolicy::Read,
             shell_job: process::is_session_outside(&pids),
             timeout_seconds: Some(u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX)),
             log_file: DUMP_LOG,
@@ -132,7 +132,7 @@ impl Tree {
         self.refuse_unfit()?;
         unfit::refuse_descriptors(&process::tree(self.root), &spec.external_sockets)?;
         let log = spec.images_dir.join(DUMP_LOG);
-        let course = Course { whole: None, log: log.clone(), restores: None };
+        let course = ConversationOptions { whole: None, log: log.clone(), restores: None };
         let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
         let (mut on_frozen, mut step, mut is_ended) = (Some(on_frozen), None, false);
         let failed = |failure| match failure {
@@ -154,7 +154,10 @@ impl Tree {
         };
         let connections = waiting.connections;
         let finished = waiting.attend(&course, &mut |announced, _| {
-            if announced != "post-dump" {
+            if announced == STANDING_STEP {
+                spec.page_server.iter().for_each(|server| pages::tell_stands(*server));
+            }
+            if announced != POST_DUMP_STEP {
                 return Ok(());
             }
             until_frozen = began.elapsed();
@@ -189,9 +192,10 @@ impl Tree {
     fn keep_shared(&self, images_dir: &Path) -> std::result::Result<(), String> {
         let failed = |error: std::io::Error| format!("packing the files in {SHARED}: {error}");
         let pids: Vec<_> = self.pids().into_values().collect();
-        lost_names::settle(&pids, images_dir)?;
+        let found = LostNames::find(&pids);
+        lost_names::settle(&found, images_dir)?;
         let mut used: Vec<_> = pids.iter().copied().flat_map(shared_files).collect();
-        used.extend(LostNames::find(&pids).other_names().map(Path::to_path_buf));
+        used.extend(found.other_names().map(Path::to_path_buf));
         devshm::pack(Path::new(SHARED), &used, &images_dir.join(devshm::NAME)).map_err(failed)
     }
 

@@ -14,14 +14,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::mounts::Mounts;
-
 use crate::criu::Criu;
 use crate::dump::{DumpSpec, Frozen};
 use crate::error::{Error, Result};
 use crate::init::RUN_PATH;
 use crate::message::Program;
-use crate::restore::{RestoreSpec, Restored, Vacant};
+use crate::restore::{ReadySandbox, RestoreSpec, Restored};
 use crate::sandbox::{Sandbox, Spec};
 
 /// The argument with which the process is run.
@@ -52,17 +50,7 @@ fn take_and_bring_back(criu: &Criu, program: &Path, directory: &Path) -> Result<
         let run_dir = directory.join(name);
         fs::create_dir(&run_dir).map_err(Error::io(format!("making {}", run_dir.display())))?;
         let init = vec![program.into(), crate::INIT_ARGUMENT.into()];
-        Ok(Spec {
-            init,
-            run_dir,
-            log: None,
-            criu_cache: None,
-            pages: None,
-            mounts: Mounts::default(),
-            network: None,
-            groups: Vec::new(),
-            log_max: 0,
-        })
+        Ok(Spec { init, run_dir, ..Spec::default() })
     };
     let (first, second, images) = (spec("first")?, spec("second")?, directory.join("images"));
     let port_file = first.run_dir.join(PORT_FILE);
@@ -83,16 +71,8 @@ fn take_and_bring_back(criu: &Criu, program: &Path, directory: &Path) -> Result<
     let ended = sandbox.kill();
     let port = taken?;
     ended?;
-    let restore = RestoreSpec {
-        sandbox: second,
-        criu,
-        sockets: Vec::new(),
-        inventory: None,
-        input: None,
-        timeout: PATIENCE,
-        steps_told: false,
-    };
-    let (sandbox, _) = Vacant::make(&restore)?.restore(&images, |_: &Restored| Ok::<(), Error>(()))?;
+    let restore = RestoreSpec::new(second, criu, PATIENCE);
+    let (sandbox, _) = ReadySandbox::make(&restore)?.restore(&images, |_: &Restored| Ok::<(), Error>(()))?;
     let asked = ask(port, 41);
     sandbox.kill()?;
     asked.map(|()| began.elapsed())

@@ -4,7 +4,6 @@
 //! What can only be seen while the program stands still CRIU itself refuses.
 
 use std::collections::{BTreeMap, BTreeSet};
-
 use std::time::{Duration, Instant};
 
 use crate::connections::option;
@@ -31,14 +30,14 @@ const DESCRIPTORS: [(&str, &str, &str); 9] = [
     ("anon_inode:kvm", "a virtual machine", "checkpoint it by its own monitor"),
 ];
 
-/// Refuses the processes of a program for any of this. `external` are its ends of Unix sockets that are known to lead
+/// Refuses the processes of a program for what they have. `external` are its ends of Unix sockets that are known to lead
 /// outside.
-pub fn refuse(pids: &[i32], external: &[u32]) -> Result<()> {
-    // From inside a sandbox CRIU cannot tell who traces it.
-    refuse_traced(pids)?;
-    refuse_headless(pids.iter().copied())?;
-    refuse_unkept(pids)?;
-    refuse_descriptors(pids, external)
+pub fn refuse_contents(pids: &[i32], external: &[u32]) -> Result<()> {
+    std::thread::scope(|scope| {
+        let unkept = scope.spawn(|| refuse_unkept(pids));
+        let descriptors = refuse_descriptors(pids, external);
+        unkept.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(descriptors)
+    })
 }
 
 /// CRIU traces what it dumps, and a process has one tracer.

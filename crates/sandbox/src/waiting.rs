@@ -5,12 +5,18 @@ use std::time::Duration;
 
 use nix::unistd::Pid;
 
-use crate::conversation::{Course, Failed, Leave, Service};
-use crate::severed::Taking;
+use crate::conversation::{ConversationOptions, Failed, Service, StepHandler};
+use crate::severed::ConnectionPolicy;
 
 /// How long CRIU may take to be loaded and to learn what the kernel can do, before the program is brought to a stand without
 /// it.
 const START: Duration = Duration::from_secs(2);
+
+/// CRIU's step at which it has brought all of the program to a stand, and has not looked at it yet.
+pub(crate) const STANDING_STEP: &str = "query-ext-files";
+
+/// CRIU's step at which the images are written and it has left the processes, which stand still yet.
+pub(crate) const POST_DUMP_STEP: &str = "post-dump";
 
 /// It waits for leave at its first step, before it looks at the program. Dropped, it ends.
 #[derive(Debug)]
@@ -20,7 +26,7 @@ pub(crate) struct Waiting {
     /// CRIU opens it by our number for it.
     pub images: File,
     request: Vec<u8>,
-    pub connections: Taking,
+    pub connections: ConnectionPolicy,
 }
 
 impl Waiting {
@@ -28,7 +34,7 @@ impl Waiting {
         mut criu: Service,
         images: File,
         request: Vec<u8>,
-        connections: Taking,
+        connections: ConnectionPolicy,
     ) -> Result<Self, Failed> {
         let asked = criu.ask(&request).and_then(|()| criu.await_first_step(START));
         let waiting = Self { criu: Some(criu), images, request, connections };
@@ -37,7 +43,17 @@ impl Waiting {
 
     /// Whether it still waits, and was asked just this.
     pub fn is_asked(&mut self, request: &[u8]) -> bool {
-        self.criu.as_mut().is_some_and(Service::is_there) && self.request == request
+        self.is_there() && self.request == request
+    }
+
+    /// Whether it has not ended.
+    pub fn is_there(&mut self) -> bool {
+        self.criu.as_mut().is_some_and(Service::is_there)
+    }
+
+    /// What it was asked.
+    pub fn request(&self) -> &[u8] {
+        &self.request
     }
 
     pub fn pid(&self) -> Option<Pid> {
@@ -45,7 +61,7 @@ impl Waiting {
     }
 
     /// Has it begin, and answers it until it is done.
-    pub fn attend(mut self, course: &Course, leave: &mut Leave<'_>) -> Result<(), Failed> {
+    pub fn attend(mut self, course: &ConversationOptions, leave: &mut StepHandler<'_>) -> Result<(), Failed> {
         let Some(mut criu) = self.criu.take() else { return Ok(()) };
         let finished = criu.attend(course, leave);
         criu.wait();

@@ -10,11 +10,11 @@ use std::io;
 /// What is withheld, by the name that allows it.
 struct Withheld {
     name: &'static str,
-    what: What,
+    what: WithheldKind,
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum WithheldKind {
     Call(libc::c_long),
     /// Sockets of a family.
     Family(libc::c_int),
@@ -23,15 +23,15 @@ enum What {
 }
 
 const fn call(name: &'static str, number: libc::c_long) -> Withheld {
-    Withheld { name, what: What::Call(number) }
+    Withheld { name, what: WithheldKind::Call(number) }
 }
 
 const fn family(name: &'static str, number: libc::c_int) -> Withheld {
-    Withheld { name, what: What::Family(number) }
+    Withheld { name, what: WithheldKind::Family(number) }
 }
 
 const fn protocol(name: &'static str, number: libc::c_int) -> Withheld {
-    Withheld { name, what: What::Protocol(number) }
+    Withheld { name, what: WithheldKind::Protocol(number) }
 }
 
 const AF_SMC: libc::c_int = 43;
@@ -87,19 +87,21 @@ const ALLOW: libc::sock_filter = answer(libc::SECCOMP_RET_ALLOW);
 
 /// The filter; a program of another architecture, which has other numbers, is let alone.
 fn filter(allowed: &[String]) -> Vec<libc::sock_filter> {
-    let of = |choose: fn(What) -> Option<u32>, error: i32| {
+    let of = |choose: fn(WithheldKind) -> Option<u32>, error: i32| {
         let withheld = ALL.iter().filter(|withheld| allowed.iter().all(|name| name != withheld.name));
         let chosen = withheld.filter_map(move |withheld| choose(withheld.what));
         chosen.flat_map(move |k| [skip(k, 0, 1), answer(libc::SECCOMP_RET_ERRNO | error as u32)])
     };
-    let calls =
-        of(|what| if let What::Call(number) = what { Some(number as u32) } else { None }, libc::ENOSYS);
+    let calls = of(
+        |what| if let WithheldKind::Call(number) = what { Some(number as u32) } else { None },
+        libc::ENOSYS,
+    );
     let families = of(
-        |what| if let What::Family(number) = what { Some(number as u32) } else { None },
+        |what| if let WithheldKind::Family(number) = what { Some(number as u32) } else { None },
         libc::EAFNOSUPPORT,
     );
     let protocols = of(
-        |what| if let What::Protocol(number) = what { Some(number as u32) } else { None },
+        |what| if let WithheldKind::Protocol(number) = what { Some(number as u32) } else { None },
         libc::EPROTONOSUPPORT,
     );
     let mut out = vec![load(ARCHITECTURE_AT), skip(ARCHITECTURE, 1, 0), ALLOW, load(NUMBER_AT)];
@@ -134,9 +136,9 @@ mod tests {
             withhold(&allowed).unwrap();
             let tried = ALL.iter().map(|withheld| {
                 let (number, first, third) = match withheld.what {
-                    What::Call(number) => (number, -1, -1),
-                    What::Family(family) => (libc::SYS_socket, family, 0),
-                    What::Protocol(protocol) => (libc::SYS_socket, libc::AF_INET, protocol),
+                    WithheldKind::Call(number) => (number, -1, -1),
+                    WithheldKind::Family(family) => (libc::SYS_socket, family, 0),
+                    WithheldKind::Protocol(protocol) => (libc::SYS_socket, libc::AF_INET, protocol),
                 };
                 // SAFETY: what the calls would read or write lies at an address that nothing is at.
                 let done = unsafe {

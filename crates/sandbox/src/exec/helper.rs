@@ -15,7 +15,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, execve, fork, setsid};
 
-use super::{Ended, Setup, Signal, Work, copy, take};
+use super::{Ended, GuestTask, Setup, Signal, copy, take};
 use crate::init::program::{check_directory, find, not_executed, reset_signals};
 use crate::message::NotStarted;
 use crate::process::{self, Handle};
@@ -120,7 +120,7 @@ fn attend(warden: Pid, control: &Channel) -> Result<i32, String> {
 }
 
 /// The warden: starts what the guest is there for, and ends with it and with all that it has left behind.
-fn watch_over(pid: i32, stdio: &[OwnedFd; 3], work: &Work, told: OwnedFd) -> i32 {
+fn watch_over(pid: i32, stdio: &[OwnedFd; 3], work: &GuestTask, told: OwnedFd) -> i32 {
     let told = File::from(told);
     let begun = adopt_orphans().and_then(|()| {
         SigSet::all().thread_block()?;
@@ -209,11 +209,11 @@ fn end_the_rest() {
 }
 
 /// Does the work, or becomes it; why it could not.
-fn be(pid: i32, stdio: &[OwnedFd; 3], work: &Work) -> Option<NotStarted> {
+fn be(pid: i32, stdio: &[OwnedFd; 3], work: &GuestTask) -> Option<NotStarted> {
     begin(pid, stdio, work).err()
 }
 
-fn begin(pid: i32, stdio: &[OwnedFd; 3], work: &Work) -> Result<(), NotStarted> {
+fn begin(pid: i32, stdio: &[OwnedFd; 3], work: &GuestTask) -> Result<(), NotStarted> {
     let told = |what: &str| {
         let what = what.to_owned();
         move |error: io::Error| NotStarted::from(format!("{what}: {error}"))
@@ -229,12 +229,12 @@ fn begin(pid: i32, stdio: &[OwnedFd; 3], work: &Work) -> Result<(), NotStarted> 
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)
         .map_err(|error| told("signals")(error.into()))?;
     match work {
-        Work::Command { args, env, cwd } => become_command(pid, args, env, cwd.as_deref()),
-        Work::Pack(path) => stdio[1]
+        GuestTask::Command { args, env, cwd } => become_command(pid, args, env, cwd.as_deref()),
+        GuestTask::Pack(path) => stdio[1]
             .try_clone()
             .and_then(|output| copy::pack(path, &mut BufWriter::new(File::from(output))))
             .map_err(|cause| NotStarted::from(cause.to_string())),
-        Work::Unpack(path) => stdio[0]
+        GuestTask::Unpack(path) => stdio[0]
             .try_clone()
             .and_then(|input| copy::unpack(File::from(input), path))
             .map_err(|cause| NotStarted::from(cause.to_string())),

@@ -33,7 +33,7 @@ pub const EXEC_ARGUMENT: &str = "sandbox-exec";
 
 /// What a guest is there for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Work {
+pub enum GuestTask {
     Command {
         /// The command and its arguments; it is looked for in the `PATH` of its environment if it has no slash.
         args: Vec<OsString>,
@@ -56,7 +56,7 @@ struct Setup {
     program: RawFd,
     pid: i32,
     stdio: [RawFd; 3],
-    work: Work,
+    work: GuestTask,
 }
 
 /// To the helper. A connection that closes ends the guest.
@@ -85,7 +85,7 @@ impl Guest {
         helper: &[OsString],
         program: &Handle,
         pid: i32,
-        work: Work,
+        work: GuestTask,
         stdio: [BorrowedFd<'_>; 3],
     ) -> Result<Guest> {
         let (ours, theirs) = Channel::pair().map_err(Error::io("making a socket"))?;

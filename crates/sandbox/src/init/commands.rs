@@ -23,7 +23,7 @@ use rekindle_protocol::terminal::WindowSize;
 
 use super::findings::Cache;
 use super::hold::Daemon;
-use super::mounts::{Places, RUN_PATH, set_up};
+use super::mounts::{HostPaths, RUN_PATH, set_up};
 use super::outer::signals;
 use super::program::{Started, open_index, open_log};
 use super::reap::{end, reap, record_pid};
@@ -61,7 +61,7 @@ struct Init<'a> {
     cache: Option<&'a Cache>,
 }
 
-pub fn main(places: &Places<'_>, control: &Channel) -> ! {
+pub fn main(places: &HostPaths<'_>, control: &Channel) -> ! {
     match prepare(places, control) {
         Ok(init) => init.serve(),
         Err(cause) => {
@@ -72,7 +72,7 @@ pub fn main(places: &Places<'_>, control: &Channel) -> ! {
     }
 }
 
-fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, String> {
+fn prepare<'a>(places: &HostPaths<'a>, control: &Channel) -> Result<Init<'a>, String> {
     set_up(places)?;
     let cache = places.cache.filter(|cache| !cache.exists());
     nix::unistd::chdir("/").map_err(|error| format!("chdir: {error}"))?;

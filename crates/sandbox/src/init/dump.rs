@@ -6,21 +6,24 @@
 //! [held](super::hold). CRIU outlives a daemon that dies meanwhile.
 
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::unistd::Pid;
 
 use super::hold::Daemon;
-use crate::conversation::{Course, Failed, Service};
+use crate::assist::Assist;
+use crate::conversation::{ConversationOptions, Failed, Service};
 use crate::lost_names::{self, LostNames};
 use crate::message::{Dump, DumpStats};
 use crate::overlay::Layers;
 use crate::rpc::{self, Options};
-use crate::severed::{self, Taking};
-use crate::tracer::Place;
-use crate::waiting::Waiting;
+use crate::severed::{self, ConnectionPolicy};
+use crate::tracer::TracerMode;
+use crate::waiting::{POST_DUMP_STEP, STANDING_STEP, Waiting};
 use crate::{devshm, outputs, process};
 
 /// CRIU's log, among the images.
@@ -32,6 +35,7 @@ pub struct Prepared {
     dump: Dump,
     /// The connection to whoever takes the pages, if anybody does.
     server: Option<OwnedFd>,
+    assist: Option<Arc<Assist>>,
 }
 
 impl Prepared {
@@ -43,25 +47,102 @@ impl Prepared {
             .ok_or_else(|| Failed::Criu("the images directory did not come with the command".into()))?;
         let server = descriptors.next();
         let tree = process::tree(program.as_raw());
-        let connections = Taking::of(&tree);
-        let request = request(&dump, images.as_raw_fd(), server.as_ref(), &tree, connections);
+        let connections = ConnectionPolicy::of(&tree);
+        let request =
+            request(&dump, images.as_raw_fd(), server.as_ref().map(AsRawFd::as_raw_fd), &tree, connections);
         let passed: Vec<_> = server.iter().map(AsRawFd::as_raw_fd).collect();
-        let criu = Service::spawn(&dump.criu, &passed, Some(Place::Here { hides_unwritten: dump.ahead }))?;
+        let assist = dump.assist.then(|| Assist::new(dump.ahead)).flatten().map(Arc::new);
+        let describing = assist.clone().map(|assist| std::thread::spawn(move || assist.describe(tree)));
+        let tracer = TracerMode::Here { hides_unwritten: dump.ahead };
+        let criu = Service::spawn(&dump.criu, &passed, Some(tracer), assist.as_deref())?;
         let waiting = Waiting::begin(criu, images.into(), request, connections)?;
-        Ok(Self { waiting, dump, server })
+        // What could not be described CRIU reads itself.
+        describing.map(JoinHandle::join);
+        Ok(Self { waiting, dump, server, assist })
     }
 
-    /// Whether it was asked for this dump, of the program as it is now.
-    fn fits(&mut self, dump: &Dump, program: Pid) -> bool {
-        let tree = process::tree(program.as_raw());
-        let connections = Taking::of(&tree);
-        let images = self.waiting.images.as_raw_fd();
-        let now = || request(dump, images, self.server.as_ref(), &tree, connections);
-        self.dump == *dump && self.waiting.connections == connections && self.waiting.is_asked(&now())
+    /// Whether it was asked for this dump, and waits.
+    fn is_for(&mut self, dump: &Dump) -> bool {
+        self.dump == *dump && self.waiting.is_there()
+    }
+
+    /// Dumps the program; none if that is another by now than the one that CRIU was told of, and goes on. It is looked at
+    /// while CRIU brings it to a stand.
+    fn dump(self, layers: &Layers, program: Pid, daemon: &Daemon<'_>) -> Result<Option<DumpStats>, Failed> {
+        let Prepared { waiting, dump, server, assist } = self;
+        refuse_strays(program, waiting.pid())?;
+        let images = waiting.images.try_clone();
+        let images =
+            images.map_err(|error| Failed::Criu(format!("keeping the images directory: {error}")))?;
+        let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
+        let shm = Path::new("/dev/shm");
+        let keep_shared = |found: &LostNames| {
+            lost_names::settle(found, &dir)?;
+            devshm::all(shm)
+                .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
+                .map_err(|error| format!("packing the files in /dev/shm: {error}"))?;
+            layers.keep(&dir)
+        };
+        let course = ConversationOptions { whole: None, log: dir.join(DUMP_LOG), restores: None };
+        let patience = Duration::from_millis(dump.verdict_millis);
+        let leave_running = dump.leave_running;
+        let (connections, asked) = (waiting.connections, waiting.request().to_vec());
+        let (images_fd, server_fd) = (waiting.images.as_raw_fd(), server.as_ref().map(AsRawFd::as_raw_fd));
+        let is_same = std::thread::spawn(move || {
+            let tree = process::tree(program.as_raw());
+            let now = ConnectionPolicy::of(&tree);
+            now == connections && request(&dump, images_fd, server_fd, &tree, now) == asked
+        });
+        let find = move || LostNames::find(&process::tree(program.as_raw()));
+        let (mut is_same, mut is_another, mut finding) = (Some(is_same), false, None);
+        let changed = || assist.clone().map(|assist| std::thread::spawn(move || assist.changed()));
+        let mut comparing = None;
+        let mut check = || {
+            is_another |= is_same.take().is_some_and(|thread| !thread.join().unwrap_or(false));
+            if is_another { Err("the program is another than CRIU was told of".to_string()) } else { Ok(()) }
+        };
+        let attended = waiting.attend(&course, &mut |step, steps| match step {
+            STANDING_STEP => check().and_then(|()| daemon.ask_standing(patience)).map(|()| {
+                finding = Some(std::thread::spawn(find));
+                comparing = changed();
+            }),
+            POST_DUMP_STEP => check()
+                .and_then(|()| {
+                    keep_shared(&finding.take().and_then(|thread| thread.join().ok()).unwrap_or_else(find))
+                })
+                .and_then(|()| {
+                    let changed = comparing.take().or_else(&changed).and_then(|thread| thread.join().ok());
+                    assist.iter().try_for_each(|assist| assist.check(changed.as_deref()))
+                })
+                .and_then(|()| {
+                    let tree = process::tree(program.as_raw());
+                    severed::sever(&dir, &tree, connections, leave_running)
+                })
+                .and_then(|()| daemon.ask_frozen(patience, steps)),
+            _ => Ok(()),
+        });
+        drop(server);
+        // One that failed before that step may have failed by it.
+        if check().is_err() {
+            return Ok(None);
+        }
+        attended?;
+        let stats = fs::read(dir.join("stats-dump")).ok().and_then(|file| rpc::dump_stats(&file));
+        let mut stats = stats.unwrap_or_default();
+        if let Some(assist) = assist {
+            stats.known_areas = assist.known() as u64;
+        }
+        Ok(Some(stats))
     }
 }
 
-fn request(dump: &Dump, images: i32, server: Option<&OwnedFd>, tree: &[i32], connections: Taking) -> Vec<u8> {
+fn request(
+    dump: &Dump,
+    images: RawFd,
+    server: Option<RawFd>,
+    tree: &[i32],
+    connections: ConnectionPolicy,
+) -> Vec<u8> {
     let sockets = dump.external_sockets.iter().map(|inode| format!("unix[{inode}]"));
     rpc::dump_request(&Options {
         images_dir: images,
@@ -69,7 +150,7 @@ fn request(dump: &Dump, images: i32, server: Option<&OwnedFd>, tree: &[i32], con
         pid: tree.first().copied(),
         shell_job: process::is_session_outside(tree),
         leave_running: dump.leave_running,
-        tcp_established: connections == Taking::Read,
+        tcp_established: connections == ConnectionPolicy::Read,
         timeout_seconds: Some(dump.freeze_seconds),
         log_file: DUMP_LOG,
         log_level: if dump.steps_told { rpc::LOG_DEBUG } else { rpc::LOG_TROUBLE },
@@ -78,7 +159,7 @@ fn request(dump: &Dump, images: i32, server: Option<&OwnedFd>, tree: &[i32], con
             .chain(LostNames::find(tree).external())
             .collect(),
         inherit: Vec::new(),
-        page_server: server.map(AsRawFd::as_raw_fd),
+        page_server: server,
     })
 }
 
@@ -91,40 +172,15 @@ pub fn dump(
     program: Pid,
     daemon: &Daemon<'_>,
 ) -> Result<DumpStats, Failed> {
-    let fitting = prepared.and_then(|mut prepared| prepared.fits(dump, program).then_some(prepared));
-    let prepared = match fitting {
-        Some(prepared) => prepared,
-        // The program is another by now, or there is none.
-        None => Prepared::begin(dump.clone(), descriptors, program)?,
-    };
-    let Prepared { waiting, server, .. } = prepared;
-    refuse_strays(program, waiting.pid())?;
-    let images = waiting.images.try_clone();
-    let images = images.map_err(|error| Failed::Criu(format!("keeping the images directory: {error}")))?;
-    let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
-    let shm = Path::new("/dev/shm");
-    let keep_shared = || {
-        lost_names::settle(&process::tree(program.as_raw()), &dir)?;
-        devshm::all(shm)
-            .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
-            .map_err(|error| format!("packing the files in /dev/shm: {error}"))?;
-        layers.keep(&dir)
-    };
-    let course = Course { whole: None, log: dir.join(DUMP_LOG), restores: None };
-    let patience = Duration::from_millis(dump.verdict_millis);
-    let connections = waiting.connections;
-    waiting.attend(&course, &mut |step, steps| match step {
-        "post-dump" => keep_shared()
-            .and_then(|()| {
-                let tree = process::tree(program.as_raw());
-                severed::sever(&dir, &tree, connections, dump.leave_running)
-            })
-            .and_then(|()| daemon.ask(patience, steps)),
-        _ => Ok(()),
-    })?;
-    drop(server);
-    let stats = fs::read(dir.join("stats-dump")).ok().and_then(|file| rpc::dump_stats(&file));
-    Ok(stats.unwrap_or_default())
+    let fitting = prepared.and_then(|mut prepared| prepared.is_for(dump).then_some(prepared));
+    if let Some(prepared) = fitting
+        && let Some(stats) = prepared.dump(layers, program, daemon)?
+    {
+        return Ok(stats);
+    }
+    // The program is another by now, or none was prepared.
+    let dumped = Prepared::begin(dump.clone(), descriptors, program)?.dump(layers, program, daemon)?;
+    dumped.ok_or_else(|| Failed::Criu("the program's processes change while they are looked at".into()))
 }
 
 /// A process that left the program's tree would be missing from the dump.

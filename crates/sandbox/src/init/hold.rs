@@ -27,10 +27,19 @@ pub struct Daemon<'a> {
 }
 
 impl Daemon<'_> {
-    /// Says that the program stands still and waits for the word.
-    pub fn ask(&self, within: Duration, steps: &mut Vec<Step>) -> Result<(), String> {
+    /// Says that the program stands still and its images are written, and waits for the word.
+    pub fn ask_frozen(&self, within: Duration, steps: &mut Vec<Step>) -> Result<(), String> {
+        self.ask(&Reply::Frozen { steps: std::mem::take(steps) }, within)
+    }
+
+    /// Says that the program stands still and nothing was done to it, and waits for the word.
+    pub fn ask_standing(&self, within: Duration) -> Result<(), String> {
+        self.ask(&Reply::Standing, within)
+    }
+
+    fn ask(&self, question: &Reply, within: Duration) -> Result<(), String> {
         let gone = |error: io::Error| format!("the daemon cannot be asked: {error}");
-        self.channel.send(&Reply::Frozen { steps: std::mem::take(steps) }, &[]).map_err(gone)?;
+        self.channel.send(question, &[]).map_err(gone)?;
         if !process::readable(self.channel.as_fd(), Some(within)).map_err(gone)? {
             return Err(format!("the daemon gave no word within {within:?}"));
         }

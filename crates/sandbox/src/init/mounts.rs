@@ -25,7 +25,7 @@ pub const LOG_PATH: &str = "/run/rekindle/log";
 pub const INDEX_PATH: &str = "/run/rekindle/log.index";
 
 /// What the outer process has opened on the host for init.
-pub struct Places<'a> {
+pub struct HostPaths<'a> {
     pub run: BorrowedFd<'a>,
     pub log: Option<BorrowedFd<'a>>,
     pub index: Option<BorrowedFd<'a>>,
@@ -38,7 +38,7 @@ pub struct Places<'a> {
 }
 
 /// Mounts all but overlays; to be called by pid 1 of fresh namespaces while `/proc` is still the host's.
-pub fn set_up(places: &Places<'_>) -> Result<(), String> {
+pub fn set_up(places: &HostPaths<'_>) -> Result<(), String> {
     // What the host unmounts later is let go of here too; nothing of ours shows there.
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(None::<&str>, "/", None::<&str>, slave, None::<&str>)

@@ -14,7 +14,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, setsid};
 
 use super::findings::Cache;
-use super::mounts::Places;
+use super::mounts::HostPaths;
 use super::{INIT_LOG, commands};
 use crate::log_index;
 use crate::message::{Reply, Setup};
@@ -120,7 +120,7 @@ fn start(setup: &Setup, control: &Channel, network: Option<OwnedFd>) -> Result<P
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
             let cache = setup.criu_cache.as_ref().and_then(|path| Cache::open(path.as_ref()));
-            let places = Places {
+            let places = HostPaths {
                 run: run.as_fd(),
                 log: log.as_ref().map(File::as_fd),
                 index: index.as_ref().map(File::as_fd),

@@ -18,7 +18,7 @@ use super::affinity::OneProcessor;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
 use crate::attributes::Attributes;
-use crate::conversation::{Course, Failed, Service};
+use crate::conversation::{ConversationOptions, Failed, Service};
 use crate::ending::{AFTER_RESTORE, BEFORE_RESUME};
 use crate::log_index::Stream;
 use crate::message::{Begin, Reply, Restore, Step, Verdict};
@@ -79,7 +79,7 @@ pub fn restore(
     // Pids that the program had elsewhere may be any.
     set_last_pid(restore.highest_pid.max(1))
         .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
-    let mut criu = Service::spawn(&restore.criu, &passed, None)?;
+    let mut criu = Service::spawn(&restore.criu, &passed, None, None)?;
     // CRIU has them.
     drop(theirs);
     let (Begin { steps_told }, images) = begin(channel)?;
@@ -112,7 +112,7 @@ pub fn restore(
         set_last_pid(last).map_err(|error| format!("choosing the next pid: {error}"))
     };
     let whole = Duration::from_millis(restore.timeout_millis);
-    let course = Course {
+    let course = ConversationOptions {
         whole: Some(whole),
         log: Path::new(RUN_PATH).join(RESTORE_LOG),
         restores: Some(dir.clone()),

@@ -187,12 +187,12 @@ impl Unpacker {
 
 /// Which files an image keeps of a layer.
 #[derive(Debug)]
-pub struct Kept {
+pub struct LayerFiles {
     directory: PathBuf,
     names: HashSet<PathBuf>,
 }
 
-impl Kept {
+impl LayerFiles {
     pub fn read(path: &Path) -> io::Result<Self> {
         let (mut unpacker, Head { directory }) = Unpacker::open(path)?;
         let mut names = HashSet::new();
@@ -329,7 +329,7 @@ mod tests {
         for path in ["d/file", "symlink", "d", ""] {
             assert_eq!((found(path).mtime(), found(path).mtime_nsec()), (1_000_000_000, 42), "{path}");
         }
-        let kept = Kept::read(&packed).unwrap();
+        let kept = LayerFiles::read(&packed).unwrap();
         assert!(kept.has(Path::new("/app/d/file")) && kept.has(Path::new("/app")));
         assert!(!kept.has(Path::new("/app/x")) && !kept.has(Path::new("/d/file")));
     }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::contents::Run;
-use super::kept;
+use super::remaining;
 use crate::protection::Protection;
 
 /// Memory that a page file has: the run's place is one in that file.
@@ -45,11 +45,11 @@ impl Layout {
 /// What the page files of a program's last image have of it. Dropped, nothing of it is protected any more.
 pub struct Baseline {
     pub(super) directory: PathBuf,
-    pub(super) processes: BTreeMap<i32, Based>,
+    pub(super) processes: BTreeMap<i32, BaselineProcess>,
 }
 
 /// Of one process, by our pid of it.
-pub(super) struct Based {
+pub(super) struct BaselineProcess {
     /// As it sees itself.
     pub pid: i32,
     pub protection: Protection,
@@ -87,7 +87,7 @@ pub(super) fn within(all: &[Placement], span: &Range<u64>) -> Vec<Placement> {
 pub(super) fn without(all: &[Placement], spans: &[Range<u64>]) -> Vec<Placement> {
     let left = |one: &Placement| {
         let file = one.file.clone();
-        let runs = kept::without(std::slice::from_ref(&one.run), spans);
+        let runs = remaining::without(std::slice::from_ref(&one.run), spans);
         runs.into_iter().map(move |run| Placement { file: file.clone(), run })
     };
     all.iter().flat_map(left).collect()

@@ -26,6 +26,14 @@ impl Run {
     }
 }
 
+/// Adds pages that lie behind all others in their file: the last run goes on where they follow it in memory too.
+pub fn append(runs: &mut Vec<Run>, memory: u64, bytes: u64, at: u64) {
+    match runs.last_mut() {
+        Some(last) if last.memory.end == memory => last.memory.end += bytes,
+        _ => runs.push(Run { memory: memory..memory + bytes, at }),
+    }
+}
+
 /// The file behind an area.
 #[derive(Debug, Clone)]
 pub struct Base {

@@ -13,9 +13,9 @@ use super::area::Area;
 use super::contents::{Base, Run, Source, stretches};
 use super::copier::{From, Job, Jobs, Pieces};
 use super::files::Files;
-use super::kept::{Kept, each_block, without};
 use super::mark;
 use super::process::within;
+use super::remaining::{RemainingPages, each_block, without};
 use super::shared::{Dumped, Group, Piece};
 use super::writers::Writers;
 
@@ -27,7 +27,7 @@ pub struct Conversion<'a> {
     ids: HashMap<String, u64>,
     jobs: &'a Jobs,
     writers: Writers,
-    kept: Kept,
+    kept: RemainingPages,
     kept_path: PathBuf,
     out: &'a Path,
     areas: Vec<Area>,
@@ -56,7 +56,7 @@ impl<'a> Conversion<'a> {
     ) -> io::Result<Conversion<'a>> {
         let pid = from.process.pid;
         let kept_path = out.join(format!("read-{pid}"));
-        let kept = Kept::create(&kept_path)?;
+        let kept = RemainingPages::create(&kept_path)?;
         let writers = Writers::beside(taken, out, pid);
         let (ids, areas, cut) = Default::default();
         Ok(Conversion { from, files, ids, jobs, writers, kept, kept_path, out, areas, cut, maps: false })

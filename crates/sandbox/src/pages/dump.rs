@@ -128,7 +128,7 @@ impl Dump {
         let direct = paths.into_iter().find(|path| {
             let known = self.direct.entry(path.clone());
             // What cannot be opened is deleted or elsewhere, and Go's own programs are never that in practice.
-            *known.or_insert_with(|| File::open(path).is_ok_and(|file| elf::has_note(&file, b"Go\0\0")))
+            *known.or_insert_with(|| File::open(path).is_ok_and(|file| elf::has_note(&file, b"Go")))
         });
         direct.map(|path| {
             format!("{} is written in Go and asks the kernel itself, past the client", path.display())

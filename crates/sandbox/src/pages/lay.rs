@@ -17,10 +17,10 @@ use std::path::Path;
 
 use super::area::{Area, PAGE};
 use super::baseline::{Layout, Placement, bytes, within};
-use super::contents::{Base, Run, is_zero, read_zero_filled, stretches};
+use super::contents::{Base, Run, append, is_zero, read_zero_filled, stretches};
 use super::dump::Dump;
-use super::kept::without;
 use super::process::within as runs_within;
+use super::remaining::without;
 
 const BLOCK: u64 = 1 << 20;
 
@@ -45,11 +45,7 @@ impl Added {
         if !is_zero(bytes) {
             self.file.write_all_at(bytes, self.end)?;
         }
-        let after = memory + bytes.len() as u64;
-        match self.runs.last_mut() {
-            Some(last) if last.memory.end == memory => last.memory.end = after,
-            _ => self.runs.push(Run { memory: memory..after, at: self.end }),
-        }
+        append(&mut self.runs, memory, bytes.len() as u64, self.end);
         self.end += bytes.len() as u64;
         Ok(())
     }

@@ -35,7 +35,6 @@
 //! ([`shared`]). A program that goes on after an image is dumped without the pages that it has not written since, and its
 //! next image maps them from the page files of that one ([`baseline`], [`lay`]).
 
-mod ahead;
 mod area;
 mod baseline;
 mod contents;
@@ -46,13 +45,14 @@ mod drain;
 mod dump;
 mod files;
 pub(crate) mod image;
-mod kept;
 mod lay;
 mod mark;
 mod page_map;
 mod point;
 mod populate;
+mod pre_copy;
 mod process;
+mod remaining;
 mod rewrite;
 mod server;
 mod shared;
@@ -61,16 +61,16 @@ mod writers;
 
 use std::path::{Path, PathBuf};
 
-pub use ahead::Ahead;
 pub(crate) use area::PAGE;
 pub use baseline::{Baseline, Layout};
 pub use copier::{Digest, Piece};
 pub use mark::{CONVERTED, LIVE, MAGIC};
 pub use point::{is_pointed, point};
 pub use populate::populate;
+pub use pre_copy::PreCopy;
 pub use process::settle;
-pub use rewrite::{Wish, rewrite};
-pub use server::{PageServer, ServeError, Served, Wanted};
+pub use rewrite::{RewriteOptions, rewrite};
+pub use server::{PageServer, ServeError, Served, Wanted, tell_stands};
 
 use crate::init::RUN_PATH;
 

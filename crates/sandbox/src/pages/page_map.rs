@@ -10,9 +10,9 @@ use super::area::PAGE;
 use super::baseline::{Placement, without};
 use super::contents::Run;
 use super::copier::{From, Job, Jobs, Pieces, Source};
-use super::kept;
 use super::populate;
 use super::process::PLACE;
+use super::remaining;
 use super::server::{Placed, Served};
 use super::word::PRESENT;
 use super::writers::Writers;
@@ -31,7 +31,7 @@ pub struct Map {
     /// What lies in page files of the program's last image.
     pub based: Vec<Placement>,
     /// What CRIU reads.
-    pub read: Book,
+    pub read: PageSequence,
     pub populated: Option<Populated>,
     pub writers: Option<Writers>,
     /// In the order of their addresses, none over another.
@@ -47,11 +47,11 @@ pub struct Populated {
     pub pid: u32,
     /// In order, none over another. What is placed goes before.
     pub spans: Vec<Range<u64>>,
-    pub book: Book,
+    pub sequence: PageSequence,
 }
 
 /// Pages that follow each other in a file.
-pub struct Book {
+pub struct PageSequence {
     pub file: Arc<File>,
     pub end: u64,
     /// Addresses, counts and flags, in the order of the contents.
@@ -63,15 +63,15 @@ pub struct Book {
     pub is_scattered: bool,
 }
 
-impl Book {
-    pub fn new(file: File) -> Book {
-        Book::behind(file, 0)
+impl PageSequence {
+    pub fn new(file: File) -> PageSequence {
+        PageSequence::behind(file, 0)
     }
 
     /// One whose pages come behind what is there.
-    pub fn behind(file: File, end: u64) -> Book {
+    pub fn behind(file: File, end: u64) -> PageSequence {
         let (entries, known, is_scattered) = (Vec::new(), Vec::new(), end > 0);
-        Book { file: Arc::new(file), end, entries, begin: end, known, is_scattered }
+        PageSequence { file: Arc::new(file), end, entries, begin: end, known, is_scattered }
     }
 
     /// Addresses, counts, flags and, where they are needed, places, in the order of the map.
@@ -85,7 +85,7 @@ impl Book {
         }
         if self.is_scattered {
             // What CRIU has sent is what it is.
-            all.extend(kept::without(&self.known, &self.spans()).into_iter().map(|run| {
+            all.extend(remaining::without(&self.known, &self.spans()).into_iter().map(|run| {
                 (run.memory.start, (run.memory.end - run.memory.start) / PAGE, PRESENT, Some(run.at))
             }));
             all.sort_by_key(|entry| entry.0);
@@ -177,8 +177,8 @@ impl Map {
                     continue;
                 };
                 for (piece, is_ours) in cut(&piece, &populated.spans, |span| span) {
-                    let book = if is_ours { &mut populated.book } else { &mut self.read };
-                    jobs.add(book.add(source, &piece, flags));
+                    let sequence = if is_ours { &mut populated.sequence } else { &mut self.read };
+                    jobs.add(sequence.add(source, &piece, flags));
                 }
             }
         }
@@ -197,9 +197,9 @@ impl Map {
             served.based.0.insert((self.id >> 8) as u32, without(&self.based, &self.read.spans()));
         }
         served.contents.push((format!("pages-{}.img", self.number), pieces.of(&self.read.file)));
-        if let Some(Populated { pid, book, .. }) = self.populated {
-            book.finish(pid, &self.image.with_file_name(populate::map_name(pid)))?;
-            served.contents.push((populate::pages_name(pid), pieces.of(&book.file)));
+        if let Some(Populated { pid, sequence, .. }) = self.populated {
+            sequence.finish(pid, &self.image.with_file_name(populate::map_name(pid)))?;
+            served.contents.push((populate::pages_name(pid), pieces.of(&sequence.file)));
         }
         if let Some(writers) = self.writers {
             served.files.extend(writers.finish(pieces)?);
@@ -259,7 +259,7 @@ mod tests {
             source: Some(source.clone()),
             number: 1,
             based: Vec::new(),
-            read: Book::new(File::create(&pages).unwrap()),
+            read: PageSequence::new(File::create(&pages).unwrap()),
             populated: None,
             writers: None,
             placed: Vec::new(),
@@ -288,13 +288,13 @@ mod tests {
     fn what_was_copied_ahead_lies_where_it_is_but_for_what_was_sent() {
         let directory = tempfile::tempdir().unwrap();
         let (pages, image) = (directory.path().join("pages"), directory.path().join("pagemap"));
-        let mut book = Book::behind(File::create(&pages).unwrap(), 4 * PAGE);
-        book.known =
+        let mut sequence = PageSequence::behind(File::create(&pages).unwrap(), 4 * PAGE);
+        sequence.known =
             vec![Run { memory: PAGE..4 * PAGE, at: PAGE }, Run { memory: 9 * PAGE..10 * PAGE, at: 0 }];
         // What is new, and what was written since it was copied.
-        book.entries = vec![(20 * PAGE, 2, PRESENT), (2 * PAGE, 1, PRESENT), (21 * PAGE, 2, PRESENT)];
-        book.end += 5 * PAGE;
-        book.finish(1, &image).unwrap();
+        sequence.entries = vec![(20 * PAGE, 2, PRESENT), (2 * PAGE, 1, PRESENT), (21 * PAGE, 2, PRESENT)];
+        sequence.end += 5 * PAGE;
+        sequence.finish(1, &image).unwrap();
         let map = Entries::read(&image).unwrap();
         let (found, bytes) = runs(&map.entries[1..]).unwrap();
         let expected = [(1, 2, 1), (2, 3, 6), (3, 4, 3), (9, 10, 0), (20, 22, 4), (22, 23, 8)];

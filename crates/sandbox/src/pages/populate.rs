@@ -23,8 +23,8 @@ use super::area::PAGE;
 use super::contents::{Run, filled};
 use super::copier::threads;
 use super::image::Entries;
-use super::kept::without;
 use super::process::runs;
+use super::remaining::without;
 use crate::proto::Message;
 
 const MAP: &str = "pagemap-populate-";

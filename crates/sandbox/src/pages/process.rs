@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::area::{Area, PAGE};
 use super::contents::Run;
 use super::image::Entries;
-use super::kept::{Kept, each_block};
+use super::remaining::{RemainingPages, each_block};
 use crate::proto::Message;
 
 /// Of `mm_entry`.
@@ -135,7 +135,7 @@ impl Process {
 
     /// Puts the pages into a file that has them in order, by way of `path`.
     fn settle(&mut self, images: &Path, path: &Path) -> io::Result<()> {
-        let (mut kept, from) = (Kept::create(path)?, File::open(&self.pages)?);
+        let (mut kept, from) = (RemainingPages::create(path)?, File::open(&self.pages)?);
         for run in &self.runs {
             each_block(&from, run, |memory, bytes| kept.add(memory, bytes))?;
         }

@@ -27,7 +27,7 @@ const MOST_CLEAN: u64 = 8;
 
 /// What is wanted of a rewriting.
 #[derive(Debug, Clone, Copy)]
-pub struct Wish<'a> {
+pub struct RewriteOptions<'a> {
     /// The directory of the page files that the program was restored from, if it was from some.
     pub earlier: &'a Path,
     /// That of its last image's page files, and the memory that lies in them and that CRIU has not written, if there is any.
@@ -39,10 +39,10 @@ pub struct Wish<'a> {
 }
 
 /// Rewrites the dump in `images`. Page files are made in `out`.
-pub fn rewrite(images: &Path, out: &Path, wish: &Wish<'_>) -> Result<Rewritten, Refusal> {
-    let last = wish.last.filter(|(_, layout)| !layout.is_empty());
-    let directories: Vec<_> = wish.last.iter().map(|(path, _)| *path).chain([wish.earlier]).collect();
-    let harmless = !wish.earlier.is_dir() && last.is_none();
+pub fn rewrite(images: &Path, out: &Path, options: &RewriteOptions<'_>) -> Result<Rewritten, Refusal> {
+    let last = options.last.filter(|(_, layout)| !layout.is_empty());
+    let directories: Vec<_> = options.last.iter().map(|(path, _)| *path).chain([options.earlier]).collect();
+    let harmless = !options.earlier.is_dir() && last.is_none();
     let mut dump = Dump::read(images, &directories).map_err(|what| Refusal { what, harmless })?;
     if let Some((_, layout)) = last {
         dump.lay(layout).map_err(|what| Refusal { what, harmless: false })?;
@@ -50,11 +50,11 @@ pub fn rewrite(images: &Path, out: &Path, wish: &Wish<'_>) -> Result<Rewritten, 
     let harmless = last.is_none() && !dump.refers_to_page_files();
     let refused = |what: String| Refusal { what, harmless };
     let mut rewritten = Rewritten::default();
-    let intents = (0..dump.processes.len()).map(|index| dump.intend(index, wish, &mut rewritten));
+    let intents = (0..dump.processes.len()).map(|index| dump.intend(index, options, &mut rewritten));
     let intents = intents.collect::<Result<Vec<_>, _>>().map_err(refused)?;
     let dumped: Vec<_> =
         intents.iter().enumerate().map(|(index, intent)| dump.dumped(index, intent)).collect();
-    let plan = shared::plan(&dumped, wish.share.unwrap_or(&HashMap::new()))
+    let plan = shared::plan(&dumped, options.share.unwrap_or(&HashMap::new()))
         .map_err(|error| refused(unwritten(error)))?;
     let mut changed = Vec::new();
     let (converted, copied) = Jobs::with_workers(None, |jobs| {
@@ -99,24 +99,29 @@ struct Intent {
 }
 
 impl Dump {
-    fn intend(&mut self, index: usize, wish: &Wish<'_>, rewritten: &mut Rewritten) -> Result<Intent, String> {
+    fn intend(
+        &mut self,
+        index: usize,
+        options: &RewriteOptions<'_>,
+        rewritten: &mut Rewritten,
+    ) -> Result<Intent, String> {
         let pid = self.processes[index].pid;
         let pages = Arc::new(File::open(&self.processes[index].pages).map_err(unwritten)?);
         let mark = self.find_mark(index, &pages).map_err(unwritten)?;
-        let distrust = if wish.map { self.distrust(index, mark.as_ref()) } else { None };
+        let distrust = if options.map { self.distrust(index, mark.as_ref()) } else { None };
         if let Some(why) = &distrust
             && bytes_of(&self.processes[index].runs) >= LEAST
         {
             rewritten.warnings.push(format!("process {pid}: {why}; its memory is read whole"));
         }
-        let trusted = wish.map && distrust.is_none();
+        let trusted = options.map && distrust.is_none();
         let (mut targets, mut inherited) = (Vec::new(), HashMap::new());
         for at in 0..self.processes[index].areas.len() {
             targets.push(match self.inherited(index, at)? {
                 None => self.target(index, at, trusted),
                 Some(from) if !trusted => Target::Read(from.base),
                 // A guard would come to lie over several areas.
-                Some(from) if wish.share.is_none() || self.is_guarded(index, at) => {
+                Some(from) if options.share.is_none() || self.is_guarded(index, at) => {
                     Target::Map(from.kind, Some(from.base))
                 }
                 Some(from) => {

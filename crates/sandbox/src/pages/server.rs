@@ -18,22 +18,32 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use super::Ahead;
-use super::ahead::Known;
+use super::PreCopy;
 use super::area::PAGE;
 use super::baseline::Layout;
 use super::copier::{Digest, Jobs, Piece, Source};
 use super::drain::{Drain, take};
-use super::page_map::{Book, Map, Populated};
+use super::page_map::{Map, PageSequence, Populated};
+use super::pre_copy::UnchangedPages;
 use super::word::{ADD, CLOSE, FORCE_CLOSE, OPEN, PARENT, PRESENT, Word};
 use super::writers::{Writers, stripes};
 use super::{ANONYMOUS, PageFile, populate};
 use crate::process::{self, maps};
+
+/// Comes before CRIU's first word, from who gives CRIU leave: the program stands still.
+const STANDS: u8 = 0xff;
+
+/// Tells the [`PageServer`] at the other end that the program stands still, before CRIU says anything.
+pub fn tell_stands(criu_end: BorrowedFd<'_>) {
+    // A server that is gone has its own words for it, and one that is not told learns it from CRIU.
+    let _ = nix::unistd::write(criu_end, &[STANDS]);
+}
 
 /// The kinds of memory: a process's, and what processes share.
 const OF_PROCESS: u64 = 1;
@@ -102,7 +112,9 @@ pub struct PageServer<'a> {
     /// Taken of the pieces of files, where they are to be known by it.
     pub digest: Option<Digest>,
     /// What was copied while the program ran. CRIU is told only of pages that were written to since.
-    pub ahead: Option<&'a Ahead>,
+    pub pre_copy: Option<&'a PreCopy>,
+    /// Set when the program stands still, if that is [told](tell_stands).
+    pub stands: Option<&'a OnceLock<()>>,
 }
 
 impl PageServer<'_> {
@@ -124,7 +136,15 @@ impl PageServer<'_> {
         let mut maps: Vec<Map> = Vec::new();
         // How long CRIU's words are is a matter of its version. It waits for an answer to the first.
         let mut head = [0; 64];
-        let length = socket.read(&mut head)?;
+        let mut length = socket.read(&mut head[..1])?;
+        let is_told = length == 1 && head[0] == STANDS;
+        if is_told {
+            self.stand();
+            length = 0;
+        }
+        if is_told || length == 1 {
+            length += socket.read(&mut head[length..])?;
+        }
         if length != 24 && length != 32 {
             return match length {
                 0 => Err(ServeError::Closed),
@@ -164,10 +184,10 @@ impl PageServer<'_> {
                             drain.drop_bytes(socket, bytes)?;
                         }
                         None => {
-                            let book = &mut map.read;
-                            take(socket, &book.file, book.end, bytes)?;
-                            book.entries.push((word.address, word.pages, word.flags));
-                            book.end += bytes;
+                            let sequence = &mut map.read;
+                            take(socket, &sequence.file, sequence.end, bytes)?;
+                            sequence.entries.push((word.address, word.pages, word.flags));
+                            sequence.end += bytes;
                         }
                     }
                     jobs.failure().map_err(|error| ServeError::Failed(error.to_string()))?;
@@ -183,6 +203,16 @@ impl PageServer<'_> {
                 }
             }
             socket.read_exact(&mut head[..length])?;
+        }
+    }
+
+    /// CRIU looks at the program's mappings first, and meanwhile this is done.
+    fn stand(&self) {
+        if let Some(stands) = self.stands {
+            let _ = stands.set(());
+        }
+        if let Some(pre_copy) = self.pre_copy {
+            pre_copy.look();
         }
     }
 
@@ -221,20 +251,21 @@ impl PageServer<'_> {
         Ok(map)
     }
 
-    fn create(&self, name: &str) -> io::Result<Book> {
+    fn create(&self, name: &str) -> io::Result<PageSequence> {
         let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600).open(self.images.join(name)).map(Book::new)
+        options.write(true).create_new(true).mode(0o600).open(self.images.join(name)).map(PageSequence::new)
     }
 
     /// Begins with what was copied of a process that stands still now; returns what CRIU does not send and was not
     /// copied.
     fn take_ahead(&self, map: &mut Map) -> Result<Vec<Range<u64>>, ServeError> {
-        let (Some(ahead), Some(source)) = (self.ahead, &map.source) else { return Ok(Vec::new()) };
-        let copied = ahead.take(source.host_pid, &self.images.join(format!("pages-{}.img", map.number)))?;
-        let Known { copied: known, based, missing } =
-            ahead.known(source, copied.as_ref()).map_err(|error| ServeError::Failed(error.to_string()))?;
+        let (Some(pre_copy), Some(source)) = (self.pre_copy, &map.source) else { return Ok(Vec::new()) };
+        let copied =
+            pre_copy.take(source.host_pid, &self.images.join(format!("pages-{}.img", map.number)))?;
+        let UnchangedPages { copied: known, based, missing } =
+            pre_copy.known(source, copied.as_ref()).map_err(|error| ServeError::Failed(error.to_string()))?;
         if let Some(copied) = &copied {
-            map.read = Book::behind(copied.file.try_clone()?, copied.end);
+            map.read = PageSequence::behind(copied.file.try_clone()?, copied.end);
         }
         map.read.is_scattered |= !missing.is_empty();
         (map.read.known, map.based) = (known, based);
@@ -249,8 +280,8 @@ impl PageServer<'_> {
         let areas = maps::of(host_pid)?;
         map.code = process::executable_memory(&areas);
         if self.populate && !process::has_shadow_stack(host_pid) {
-            let book = self.create(&populate::pages_name(pid))?;
-            map.populated = Some(Populated { pid, spans: process::allocated_memory(&areas), book });
+            let sequence = self.create(&populate::pages_name(pid))?;
+            map.populated = Some(Populated { pid, spans: process::allocated_memory(&areas), sequence });
         }
         let wanted = self.wanted.iter().filter(|wanted| wanted.host_pid == host_pid);
         let memory = process::private_memory(&areas);

@@ -14,13 +14,13 @@ use nix::sys::socket::{
 };
 
 use super::request::Request;
-use super::{Asking, Plan, Reached};
+use super::{Plan, RelayRequest, StepReached};
 use crate::ending::{AFTER_RESTORE, Watch};
 use crate::message::Verdict;
 use crate::process::Handle;
 use crate::proto::Message;
 use crate::rpc::{self, KIND, REQUEST_DUMP, REQUEST_RESTORE, Response};
-use crate::tracer::{self, Place, TRACER_ARGUMENT, Tracer};
+use crate::tracer::{self, TRACER_ARGUMENT, Tracer, TracerMode};
 use crate::wire::Channel;
 
 const PACKET: usize = 1 << 16;
@@ -67,7 +67,7 @@ fn relay(socket: OsString, words: &[OsString], service: RawFd) -> io::Result<Exi
     let asker = getsockopt(&runtime, sockopt::PeerCredentials)?.pid();
     let request = Request::read(&packet[..length], asker)?;
     let daemon = Channel::new(UnixStream::connect(socket)?);
-    daemon.send(&Asking, &[request.images()])?;
+    daemon.send(&RelayRequest, &[request.images()])?;
     let refused = || io::Error::other("the daemon has refused this; it says why");
     let (plan, passed) = daemon.recv::<Plan>()?.ok_or_else(refused)?;
     let request = request.amend(&plan, passed)?;
@@ -119,7 +119,7 @@ fn spawn(
     };
     let mut child = command.spawn()?;
     let program = [std::env::current_exe()?.into_os_string(), TRACER_ARGUMENT.into()];
-    let tracer = filter.map(|ends| Tracer::start(Place::Process(&program), ends)).transpose();
+    let tracer = filter.map(|ends| Tracer::start(TracerMode::Process(&program), ends)).transpose();
     let tracer = tracer.inspect_err(|_| {
         // It has touched nothing yet.
         let _ = child.kill();
@@ -186,7 +186,7 @@ fn carry(runtime: &OwnedFd, criu: &OwnedFd, process: &Child, daemon: &Channel, s
 
 /// Whether the daemon lets CRIU go on.
 fn leave(daemon: &Channel) -> bool {
-    let answer = daemon.send(&Reached, &[]).and_then(|()| daemon.recv::<Verdict>());
+    let answer = daemon.send(&StepReached, &[]).and_then(|()| daemon.recv::<Verdict>());
     matches!(answer, Ok(Some((Verdict::Commit, _))))
 }
 

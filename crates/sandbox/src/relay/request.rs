@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
-use super::{Passed, Plan};
+use super::{PassedDescriptor, Plan};
 use crate::pages;
 use crate::proto::Message;
 use crate::rpc::{self, EXTERNAL, IMAGES_DIR, INHERIT, LOG_LEVEL, OPTIONS, PAGE_SERVER, WORK_DIR};
@@ -66,16 +66,16 @@ impl Request {
         let mut server = None;
         for (what, descriptor) in plan.passed.iter().zip(passed) {
             match what {
-                Passed::Socket(inode) => {
+                PassedDescriptor::Socket(inode) => {
                     inherit(&format!("socket:[{inode}]"), descriptor.as_raw_fd());
                     shared.push(descriptor);
                 }
-                Passed::PageServer => {
+                PassedDescriptor::PageServer => {
                     server = Some(descriptor.as_raw_fd());
                     shared.push(descriptor);
                 }
-                Passed::Images => other = Some(descriptor),
-                Passed::PageFiles(names) => {
+                PassedDescriptor::Images => other = Some(descriptor),
+                PassedDescriptor::PageFiles(names) => {
                     let directory = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
                     for name in names {
                         let file = File::open(Path::new(&directory).join(name))?;
@@ -106,7 +106,7 @@ mod tests {
         OwnedFd::from(File::open("/dev/null").unwrap())
     }
 
-    fn plan(passed: Vec<Passed>) -> Plan {
+    fn plan(passed: Vec<PassedDescriptor>) -> Plan {
         Plan { sockets: vec![5], passed, steps_told: false, step: String::new() }
     }
 
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_request_keeps_what_it_has_and_gets_what_is_planned() {
-        let plan = plan(vec![Passed::Socket(5), Passed::PageServer]);
+        let plan = plan(vec![PassedDescriptor::Socket(5), PassedDescriptor::PageServer]);
         let (amended, options) = amended(&plan, vec![file(), file()]);
         assert_eq!(options.number(IMAGES_DIR.into()), Some(amended._directories.0.as_raw_fd() as u64));
         assert_eq!((options.number(200), options.number(LOG_LEVEL.into())), (Some(7), Some(2)));
@@ -147,7 +147,8 @@ mod tests {
         let pages = tempfile::tempdir().unwrap();
         std::fs::write(pages.path().join("anon-7"), "contents").unwrap();
         let directory = || OwnedFd::from(File::open(pages.path()).unwrap());
-        let planned = plan(vec![Passed::Images, Passed::PageFiles(vec!["anon-7".into()])]);
+        let planned =
+            plan(vec![PassedDescriptor::Images, PassedDescriptor::PageFiles(vec!["anon-7".into()])]);
         let (amended, options) = amended(&planned, vec![directory(), directory()]);
         let other = amended._directories.1.as_ref().unwrap();
         assert_eq!(options.number(IMAGES_DIR.into()), Some(other.as_raw_fd() as u64));

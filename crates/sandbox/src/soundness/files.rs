@@ -14,13 +14,13 @@ pub use crate::descriptors::{MEMFD, REGULAR};
 
 const REMAPS: &str = "remap-fpath.img";
 
-struct Known {
+struct OpenFileEntry {
     kind: u64,
     /// Of a regular file.
     path: Vec<u8>,
 }
 
-pub struct Files(HashMap<u64, Known>);
+pub struct Files(HashMap<u64, OpenFileEntry>);
 
 impl Files {
     pub fn read(source: &dyn Source) -> Result<Files> {
@@ -43,7 +43,7 @@ impl Files {
                 }
             }
             match files.entry(id) {
-                Slot::Vacant(slot) => slot.insert(Known { kind, path }),
+                Slot::Vacant(slot) => slot.insert(OpenFileEntry { kind, path }),
                 Slot::Occupied(_) => return Err(format!("{FILES} has two files with the number {id:#x}")),
             };
         }

@@ -15,7 +15,7 @@ pub enum Form {
 }
 
 /// A kind of image.
-pub struct Known {
+pub struct ImageKind {
     stem: &'static str,
     /// Whether a number follows the stem.
     numbered: bool,
@@ -23,13 +23,13 @@ pub struct Known {
     pub form: Form,
 }
 
-impl Known {
-    const fn one(stem: &'static str, magic: u32, form: Form) -> Known {
-        Known { stem, numbered: false, magic, form }
+impl ImageKind {
+    const fn one(stem: &'static str, magic: u32, form: Form) -> ImageKind {
+        ImageKind { stem, numbered: false, magic, form }
     }
 
-    const fn many(stem: &'static str, magic: u32, form: Form) -> Known {
-        Known { stem, numbered: true, magic, form }
+    const fn many(stem: &'static str, magic: u32, form: Form) -> ImageKind {
+        ImageKind { stem, numbered: true, magic, form }
     }
 
     pub fn is(&self, name: &str) -> bool {
@@ -45,40 +45,40 @@ impl Known {
 }
 
 /// As CRIU's `image-desc.c` and `magic.h` have them.
-pub const KNOWN: [Known; 33] = [
-    Known::one("inventory", 0x5831_3116, Form::Apart),
-    Known::one("pstree", 0x5027_3030, Form::Apart),
-    Known::one("files", 0x5630_3138, Form::Apart),
-    Known::one("remap-fpath", 0x5913_3954, Form::Apart),
-    Known::many("fdinfo", 0x5621_3732, Form::Apart),
-    Known::many("pagemap", 0x5608_4025, Form::Apart),
-    Known::many("pagemap-shmem", 0x5608_4025, Form::Apart),
-    Known::many("pagemap-populate", 0x5608_4025, Form::Apart),
-    Known::many("core", 0x5505_3847, Form::Apart),
-    Known::many("ids", 0x5443_2030, Form::Apart),
-    Known::many("mm", 0x5749_2820, Form::Apart),
-    Known::many("fs", 0x5140_3912, Form::Apart),
-    Known::many("ghost-file", 0x5258_3605, Form::Apart),
-    Known::one("eventpoll-tfd", 0x4443_3746, Form::Entries),
-    Known::one("pipes-data", 0x5645_3709, Form::Payloads),
-    Known::one("fifo-data", 0x5933_3054, Form::Payloads),
-    Known::one("sk-queues", 0x5626_4026, Form::Payloads),
-    Known::one("tty-info", 0x5945_3036, Form::Entries),
-    Known::one("filelocks", 0x5432_3616, Form::Entries),
-    Known::one("inotify-wd", 0x5420_2009, Form::Entries),
-    Known::one("fanotify-mark", 0x5650_6035, Form::Entries),
-    Known::one("cgroup", 0x5938_3330, Form::Entries),
-    Known::one("seccomp", 0x6441_3049, Form::Entries),
-    Known::one("cpuinfo", 0x6140_4013, Form::Entries),
-    Known::many("utsns", 0x5447_3203, Form::Entries),
-    Known::many("ipcns-var", 0x5311_5007, Form::Entries),
-    Known::many("mountpoints", 0x5556_3928, Form::Entries),
-    Known::many("netdev", 0x5737_3951, Form::Entries),
-    Known::many("netns", 0x5593_3752, Form::Entries),
-    Known::many("userns", 0x5547_4906, Form::Entries),
-    Known::many("timens", 0x4311_4433, Form::Entries),
-    Known::many("pidns", 0x6115_7326, Form::Entries),
-    Known::many("rlimit", 0x5711_3925, Form::Entries),
+pub const KNOWN: [ImageKind; 33] = [
+    ImageKind::one("inventory", 0x5831_3116, Form::Apart),
+    ImageKind::one("pstree", 0x5027_3030, Form::Apart),
+    ImageKind::one("files", 0x5630_3138, Form::Apart),
+    ImageKind::one("remap-fpath", 0x5913_3954, Form::Apart),
+    ImageKind::many("fdinfo", 0x5621_3732, Form::Apart),
+    ImageKind::many("pagemap", 0x5608_4025, Form::Apart),
+    ImageKind::many("pagemap-shmem", 0x5608_4025, Form::Apart),
+    ImageKind::many("pagemap-populate", 0x5608_4025, Form::Apart),
+    ImageKind::many("core", 0x5505_3847, Form::Apart),
+    ImageKind::many("ids", 0x5443_2030, Form::Apart),
+    ImageKind::many("mm", 0x5749_2820, Form::Apart),
+    ImageKind::many("fs", 0x5140_3912, Form::Apart),
+    ImageKind::many("ghost-file", 0x5258_3605, Form::Apart),
+    ImageKind::one("eventpoll-tfd", 0x4443_3746, Form::Entries),
+    ImageKind::one("pipes-data", 0x5645_3709, Form::Payloads),
+    ImageKind::one("fifo-data", 0x5933_3054, Form::Payloads),
+    ImageKind::one("sk-queues", 0x5626_4026, Form::Payloads),
+    ImageKind::one("tty-info", 0x5945_3036, Form::Entries),
+    ImageKind::one("filelocks", 0x5432_3616, Form::Entries),
+    ImageKind::one("inotify-wd", 0x5420_2009, Form::Entries),
+    ImageKind::one("fanotify-mark", 0x5650_6035, Form::Entries),
+    ImageKind::one("cgroup", 0x5938_3330, Form::Entries),
+    ImageKind::one("seccomp", 0x6441_3049, Form::Entries),
+    ImageKind::one("cpuinfo", 0x6140_4013, Form::Entries),
+    ImageKind::many("utsns", 0x5447_3203, Form::Entries),
+    ImageKind::many("ipcns-var", 0x5311_5007, Form::Entries),
+    ImageKind::many("mountpoints", 0x5556_3928, Form::Entries),
+    ImageKind::many("netdev", 0x5737_3951, Form::Entries),
+    ImageKind::many("netns", 0x5593_3752, Form::Entries),
+    ImageKind::many("userns", 0x5547_4906, Form::Entries),
+    ImageKind::many("timens", 0x4311_4433, Form::Entries),
+    ImageKind::many("pidns", 0x6115_7326, Form::Entries),
+    ImageKind::many("rlimit", 0x5711_3925, Form::Entries),
 ];
 
 /// The entries of an image whose magic numbers are right.

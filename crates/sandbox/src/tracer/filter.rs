@@ -14,10 +14,11 @@ const MACHINE: u32 = 4;
 const X86_64: u32 = 0xc000_003e;
 const TOLD_OF: [i64; 5] =
     [libc::SYS_ptrace, libc::SYS_wait4, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
-/// Where the low half of a call's second argument stands.
+/// Where the halves of a call's second argument stand.
 const SECOND: u32 = 24;
-/// The comparisons, with three words before them and two behind, and three for requests of one kind.
-const LENGTH: usize = TOLD_OF.len() + 8;
+const SECOND_HIGH: u32 = 28;
+/// The comparisons, with three words before them and two behind, and five for requests of one kind.
+const LENGTH: usize = TOLD_OF.len() + 10;
 const NEW_LISTENER: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
 /// Once the tracer has taken up a call, only a signal that ends CRIU interrupts it.
 const UNINTERRUPTED: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
@@ -26,7 +27,8 @@ const fn word(code: u16, value: u32, if_so: u8, if_not: u8) -> libc::sock_filter
     libc::sock_filter { code, jt: if_so, jf: if_not, k: value }
 }
 
-/// With `scans`, of looks for pages too.
+/// With `scans`, of looks for pages too, but for those of [our library](crate::assist) in CRIU, which sets a bit of the
+/// request that the kernel does not look at.
 const fn program(scans: bool) -> [libc::sock_filter; LENGTH] {
     let mut out = [word(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0); LENGTH];
     out[0] = word(LOAD, MACHINE, 0, 0);
@@ -35,12 +37,14 @@ const fn program(scans: bool) -> [libc::sock_filter; LENGTH] {
     let mut index = 0;
     while index < TOLD_OF.len() {
         let left = (TOLD_OF.len() - index) as u8;
-        out[3 + index] = word(EQUAL, TOLD_OF[index] as u32, left + 3, 0);
+        out[3 + index] = word(EQUAL, TOLD_OF[index] as u32, left + 5, 0);
         index += 1;
     }
-    out[3 + index] = word(EQUAL, libc::SYS_ioctl as u32, if scans { 0 } else { 2 }, 2);
+    out[3 + index] = word(EQUAL, libc::SYS_ioctl as u32, if scans { 0 } else { 4 }, 4);
     out[4 + index] = word(LOAD, SECOND, 0, 0);
-    out[5 + index] = word(EQUAL, PAGEMAP_SCAN as u32, 1, 0);
+    out[5 + index] = word(EQUAL, PAGEMAP_SCAN as u32, 0, 2);
+    out[6 + index] = word(LOAD, SECOND_HIGH, 0, 0);
+    out[7 + index] = word(EQUAL, 0, 1, 0);
     out[LENGTH - 1] = word(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0);
     out
 }

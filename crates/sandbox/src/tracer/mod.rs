@@ -18,8 +18,8 @@ mod calls;
 mod filter;
 mod injection;
 mod mend;
+mod mode;
 mod pages;
-mod place;
 mod request;
 mod tracee;
 mod wait;
@@ -39,10 +39,10 @@ use tracee::{Before, Shared, Stop, Tracee};
 
 pub use filter::install_and_send;
 pub use injection::{PATIENCE, userfaultfd};
-pub use place::{Place, TRACER_ARGUMENT, Tracer, tracer_main};
+pub use mode::{TRACER_ARGUMENT, Tracer, TracerMode, tracer_main};
 
 /// Traces for one CRIU.
-struct Stand {
+struct TracerState {
     listener: Listener,
     criu: i32,
     handle: Handle,
@@ -67,7 +67,7 @@ pub struct Mended {
 /// Traces for `criu` until that has ended. What it still held is given back all that was changed, and let go of once the
 /// other end of `owner` is closed. SIGCHLD is to be blocked in this thread.
 fn stand(listener: OwnedFd, criu: i32, owner: &OwnedFd, hides_unwritten: bool) -> io::Result<Mended> {
-    let mut stand = Stand {
+    let mut stand = TracerState {
         listener: Listener::new(listener),
         criu,
         handle: Handle::open(criu)?,
@@ -89,7 +89,7 @@ fn stand(listener: OwnedFd, criu: i32, owner: &OwnedFd, hides_unwritten: bool) -
     Ok(mended)
 }
 
-impl Stand {
+impl TracerState {
     /// Answers the next call; false once CRIU has ended.
     fn serve(&mut self) -> io::Result<bool> {
         let fds = [self.handle.as_fd(), self.listener.as_fd()];

@@ -5,7 +5,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::{Held, Place, Running, able, counter, criu, images, program, restore, spec_in};
+use crate::support::{
+    OwnedSandbox, RunDirectory, Running, able, counter, criu, images, program, restore, spec_in,
+};
 use rekindle_sandbox::{
     Adopted, DumpSpec, Error, Exit, Frozen, Inventory, KnownFiles, RestoreSpec, Restored, Sandbox, process,
 };
@@ -87,7 +89,7 @@ fn a_program_goes_on_while_it_is_dumped_twice() {
         let (keep, dir) = images();
         let frozen = |frozen: &Frozen<'_>| {
             assert!(frozen.pids().contains_key(&1000));
-            let inventory = frozen.inventory(&KnownFiles::default())?;
+            let inventory = frozen.inventory(running.sandbox.begin_inventory(&KnownFiles::default())?)?;
             assert!(inventory.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
             assert!(!inventory.files.iter().any(|file| file.path.starts_with("/run")));
             assert!(inventory.highest_pid > 1000);
@@ -137,8 +139,8 @@ fn a_program_goes_on_with_its_own_log() {
     let folder = tempfile::tempdir().unwrap();
     let own = folder.path().join("own.log");
     let script = format!("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done > {}", own.display());
-    let place = Place::new();
-    let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sh", "-c", &script])).unwrap());
+    let place = RunDirectory::new();
+    let sandbox = OwnedSandbox(Sandbox::start(&place.spec(), &program(&["sh", "-c", &script])).unwrap());
     let lines = |file: &std::path::Path| fs::read_to_string(file).unwrap_or_default().lines().count();
     let grow_from = |start: usize| {
         let deadline = Instant::now() + Duration::from_secs(120);
@@ -150,7 +152,7 @@ fn a_program_goes_on_with_its_own_log() {
     grow_from(0);
     let mut inventory = Inventory::default();
     let take = |frozen: &Frozen<'_>| {
-        inventory = frozen.inventory(&KnownFiles::default())?;
+        inventory = frozen.inventory(sandbox.begin_inventory(&KnownFiles::default())?)?;
         fs::copy(&own, &log).unwrap();
         Ok::<(), Error>(())
     };
@@ -160,23 +162,15 @@ fn a_program_goes_on_with_its_own_log() {
     sandbox.kill().unwrap();
     let at_end = lines(&own);
     assert_eq!(inventory.check(&Default::default()), []);
-    let place = Place::new();
-    let mut spec = RestoreSpec {
-        sandbox: place.spec(),
-        criu: criu(),
-        sockets: Vec::new(),
-        input: None,
-        inventory: None,
-        timeout: Duration::from_secs(120),
-        steps_told: false,
-    };
+    let place = RunDirectory::new();
+    let mut spec = RestoreSpec::new(place.spec(), criu(), Duration::from_secs(120));
     let error = restore(&spec, &dir, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("bad size"), "{error}");
-    let place = Place::new();
+    let place = RunDirectory::new();
     spec.sandbox = place.spec();
     spec.inventory = Some(&inventory);
     let (sandbox, _) = restore(&spec, &dir, |_: &Restored| Ok::<(), Error>(())).unwrap();
-    let sandbox = Held(sandbox);
+    let sandbox = OwnedSandbox(sandbox);
     grow_from(at_end);
     sandbox.kill().unwrap();
     let text = fs::read_to_string(&own).unwrap();
@@ -244,15 +238,7 @@ fn doomed_daemon() {
     }
     let images = std::env::var_os("DOOMED_IMAGES").unwrap();
     if task == "restore" {
-        let spec = RestoreSpec {
-            sandbox: spec_in(dir.as_ref()),
-            criu: criu(),
-            sockets: Vec::new(),
-            input: None,
-            inventory: None,
-            timeout: Duration::from_secs(120),
-            steps_told: false,
-        };
+        let spec = RestoreSpec::new(spec_in(dir.as_ref()), criu(), Duration::from_secs(120));
         let hook = |_: &Restored| {
             die();
             Ok::<(), Error>(())
@@ -274,7 +260,7 @@ fn a_killed_daemon_harms_nothing() {
     if !able() {
         return;
     }
-    let place = Arc::new(Place::new());
+    let place = Arc::new(RunDirectory::new());
     let (keep, dir) = images();
     let log = keep.path().join("kept.log");
     let doomed = |task: &str, inode: u32| {
@@ -376,12 +362,12 @@ fn a_daemon_killed_in_a_restore_leaves_nothing() {
     if !able() {
         return;
     }
-    let place = Place::new();
-    let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sleep", "1000"])).unwrap());
+    let place = RunDirectory::new();
+    let sandbox = OwnedSandbox(Sandbox::start(&place.spec(), &program(&["sleep", "1000"])).unwrap());
     let (_keep, dir) = images();
     sandbox.dump(&DumpSpec::new(criu(), &dir, false), nothing).unwrap();
     assert_eq!(sandbox.wait_exit(SOON).unwrap(), Some(Exit::Stopped));
-    let place = Place::new();
+    let place = RunDirectory::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "checkpoint::doomed_daemon"]).env("DOOMED_TASK", "restore");
     command.env("DOOMED_DIR", place.dir.path()).env("DOOMED_IMAGES", &dir);

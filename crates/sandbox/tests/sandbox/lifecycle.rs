@@ -3,13 +3,13 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::support::{self, Held, Place, able, criu, images, program};
+use crate::support::{self, OwnedSandbox, RunDirectory, able, criu, images, program};
 use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, RestoreSpec, Restored, Sandbox, Spec};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(120));
 
-fn run(place: &Place, args: &[&str]) -> Exit {
-    let sandbox = Held(Sandbox::start(&place.spec(), &program(args)).unwrap());
+fn run(place: &RunDirectory, args: &[&str]) -> Exit {
+    let sandbox = OwnedSandbox(Sandbox::start(&place.spec(), &program(args)).unwrap());
     sandbox.wait_exit(SOON).unwrap().expect("it ends soon")
 }
 
@@ -23,7 +23,7 @@ fn a_programs_end_is_known_and_recorded() {
         ("kill -9 $$", Exit::Signal(9)),
         ("sleep 1000 & sleep 1000 & exit 0", Exit::Code(0)),
     ] {
-        let place = Place::new();
+        let place = RunDirectory::new();
         assert_eq!(run(&place, &["sh", "-c", script]), expected, "{script}");
         let Adopted::Ended(exit) = Sandbox::adopt(place.dir.path()).unwrap() else { panic!("it has ended") };
         assert_eq!(exit, Some(expected));
@@ -37,7 +37,7 @@ fn a_program_sees_its_own_processes_directory_environment_and_run_directory() {
     if !able() {
         return;
     }
-    let place = Place::new();
+    let place = RunDirectory::new();
     let script = "echo $$ $GREETING $PWD; ls /proc | grep -c '^[0-9]'; ls /run/rekindle; readlink /proc/self/fd/0; \
         ls /dev/shm; ls /proc/$$/fd; ps -o sid= -p $$";
     assert_eq!(run(&place, &["sh", "-c", script]), Exit::Code(0));
@@ -54,8 +54,9 @@ fn what_cannot_start_says_why() {
     if !able() {
         return;
     }
-    let place = Place::new();
-    let start = |args: &[&str]| Sandbox::start(&Place::new().spec(), &program(args)).map(|_| ()).unwrap_err();
+    let place = RunDirectory::new();
+    let start =
+        |args: &[&str]| Sandbox::start(&RunDirectory::new().spec(), &program(args)).map(|_| ()).unwrap_err();
     let error = start(&["no-such-program"]);
     assert!(matches!(error, Error::Start { .. }) && error.to_string().contains("no-such-program"), "{error}");
     assert!(start(&["/etc/passwd"]).to_string().contains("/etc/passwd is not executable"));
@@ -65,7 +66,7 @@ fn what_cannot_start_says_why() {
     let error = Sandbox::start(&place.spec(), &elsewhere).unwrap_err();
     assert!(error.to_string().contains("/no/such/place"), "{error}");
 
-    let mut spec = Place::new().spec();
+    let mut spec = RunDirectory::new().spec();
     spec.run_dir = "/no/such/run".into();
     let error = Sandbox::start(&spec, &program(&["true"])).unwrap_err();
     assert!(matches!(error, Error::Setup { .. }) && error.to_string().contains("/no/such/run"), "{error}");
@@ -80,9 +81,9 @@ fn killing_a_sandbox_ends_all_that_is_in_it() {
     if !able() {
         return;
     }
-    let place = Place::new();
+    let place = RunDirectory::new();
     let script = "trap '' TERM; setsid sleep 4321 & echo ready; wait; wait";
-    let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap());
+    let sandbox = OwnedSandbox(Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap());
     let deadline = Instant::now() + Duration::from_secs(120);
     while !place.log().contains("ready") || sandbox.pids().len() < 2 {
         assert!(Instant::now() < deadline);
@@ -103,9 +104,9 @@ fn the_outer_process_passes_signals_on_and_ends_with_the_program() {
     if !able() {
         return;
     }
-    let place = Place::new();
+    let place = RunDirectory::new();
     let script = "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
-    let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap());
+    let sandbox = OwnedSandbox(Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap());
     while !place.log().contains("ready") {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -125,9 +126,9 @@ fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
     }
     let (keep, dir) = images();
     let cache = keep.path().join("criu.kdat");
-    let place = Place::new();
+    let place = RunDirectory::new();
     let spec = Spec { criu_cache: Some(cache.clone()), ..place.spec() };
-    let sandbox = Held(Sandbox::start(&spec, &program(&["sleep", "1000"])).unwrap());
+    let sandbox = OwnedSandbox(Sandbox::start(&spec, &program(&["sleep", "1000"])).unwrap());
     for round in ["first", "second"] {
         let images = dir.join(round);
         sandbox.dump(&DumpSpec::new(criu(), &images, round == "first"), |_| Ok::<(), Error>(())).unwrap();
@@ -135,19 +136,13 @@ fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
     assert_eq!(sandbox.wait_exit(SOON).unwrap(), Some(Exit::Stopped));
     let tmpfs = nix::sys::statfs::statfs("/run").unwrap().filesystem_type() == nix::sys::statfs::TMPFS_MAGIC;
     assert!(tmpfs || cache.exists());
-    let place = Place::new();
-    let restore = RestoreSpec {
-        sandbox: Spec { criu_cache: Some(cache), ..place.spec() },
-        criu: criu(),
-        sockets: Vec::new(),
-        input: None,
-        inventory: None,
-        timeout: Duration::from_secs(120),
-        steps_told: true,
-    };
+    let place = RunDirectory::new();
+    let sandbox = Spec { criu_cache: Some(cache), ..place.spec() };
+    let restore = RestoreSpec::new(sandbox, criu(), Duration::from_secs(120));
+    let restore = RestoreSpec { steps_told: true, ..restore };
     let (sandbox, report) =
         support::restore(&restore, &dir.join("second"), |_: &Restored| Ok::<(), Error>(())).unwrap();
-    let sandbox = Held(sandbox);
+    let sandbox = OwnedSandbox(sandbox);
     let log = fs::read_to_string(&report.log).unwrap();
     sandbox.kill().unwrap();
     assert!(log.contains("Loaded kdat cache") || !log.contains("kdat"), "{log}");
@@ -159,16 +154,8 @@ fn a_restore_that_cannot_be_or_takes_too_long_ends() {
         return;
     }
     let restore = |images_dir: &std::path::Path, timeout| {
-        let place = Place::new();
-        let spec = RestoreSpec {
-            sandbox: place.spec(),
-            criu: criu(),
-            sockets: Vec::new(),
-            input: None,
-            inventory: None,
-            timeout,
-            steps_told: false,
-        };
+        let place = RunDirectory::new();
+        let spec = RestoreSpec::new(place.spec(), criu(), timeout);
         support::restore(&spec, images_dir, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err()
     };
     let (keep, dir) = images();

@@ -12,7 +12,7 @@ use std::{fs, io};
 
 use rekindle_sandbox::{
     Criu, DumpSpec, Error, ExternalSocket, Frozen, INIT_ARGUMENT, Inventory, KnownFiles, Program,
-    RestoreReport, RestoreSpec, Restored, Result, Sandbox, Spec, Vacant,
+    ReadySandbox, RestoreReport, RestoreSpec, Restored, Result, Sandbox, Spec,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -45,12 +45,12 @@ pub fn criu() -> &'static Criu {
 }
 
 /// A run directory with a ring and a control socket in it, as a daemon would make.
-pub struct Place {
+pub struct RunDirectory {
     pub dir: TempDir,
     listener: UnixListener,
 }
 
-impl Place {
+impl RunDirectory {
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("rekindle-test-").tempdir_in("/dev/shm").unwrap();
         fs::File::create(dir.path().join("ring-0")).unwrap().set_len(RING_BYTES).unwrap();
@@ -75,13 +75,7 @@ pub fn spec_in(run_dir: &Path) -> Spec {
     Spec {
         init: vec![env!("CARGO_BIN_EXE_sandbox-init").into(), INIT_ARGUMENT.into()],
         run_dir: run_dir.into(),
-        log: None,
-        criu_cache: None,
-        pages: None,
-        mounts: Default::default(),
-        network: None,
-        groups: Vec::new(),
-        log_max: 0,
+        ..Spec::default()
     }
 }
 
@@ -107,9 +101,9 @@ fn script(name: &str) -> Program {
 }
 
 /// A sandbox that ends with the test, however that ends.
-pub struct Held(pub Sandbox);
+pub struct OwnedSandbox(pub Sandbox);
 
-impl Deref for Held {
+impl Deref for OwnedSandbox {
     type Target = Sandbox;
 
     fn deref(&self) -> &Sandbox {
@@ -117,7 +111,7 @@ impl Deref for Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for OwnedSandbox {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill() {
             eprintln!("a sandbox stays: {error}");
@@ -127,8 +121,8 @@ impl Drop for Held {
 
 /// A program in a sandbox with the connection to it.
 pub struct Running {
-    pub sandbox: Held,
-    pub place: Arc<Place>,
+    pub sandbox: OwnedSandbox,
+    pub place: Arc<RunDirectory>,
     peer: BufReader<UnixStream>,
     /// The inode of the program's end of the control connection.
     pub inode: u32,
@@ -140,14 +134,14 @@ impl Running {
     }
 
     pub fn start_script(name: &str) -> Self {
-        let place = Arc::new(Place::new());
+        let place = Arc::new(RunDirectory::new());
         let sandbox = Sandbox::start(&place.spec(), &script(name)).unwrap();
         let peer = place.accept();
         Self::new(sandbox, place, peer)
     }
 
     /// With the connection that the program itself has made.
-    pub fn new(sandbox: Sandbox, place: Arc<Place>, peer: UnixStream) -> Self {
+    pub fn new(sandbox: Sandbox, place: Arc<RunDirectory>, peer: UnixStream) -> Self {
         let mut running = Self::with_inode(sandbox, place, peer, 0);
         let mut hello = String::new();
         running.peer.read_line(&mut hello).unwrap();
@@ -155,9 +149,9 @@ impl Running {
         running
     }
 
-    fn with_inode(sandbox: Sandbox, place: Arc<Place>, peer: UnixStream, inode: u32) -> Self {
+    fn with_inode(sandbox: Sandbox, place: Arc<RunDirectory>, peer: UnixStream, inode: u32) -> Self {
         peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        Self { sandbox: Held(sandbox), place, peer: BufReader::new(peer), inode }
+        Self { sandbox: OwnedSandbox(sandbox), place, peer: BufReader::new(peer), inode }
     }
 
     pub fn ask(&mut self, command: &str) -> Value {
@@ -184,7 +178,8 @@ impl Running {
         spec.external_sockets = vec![self.inode];
         let mut inventory = None;
         let dumped = self.sandbox.dump(&spec, |frozen| {
-            inventory = frozen.inventory(&KnownFiles::default()).ok();
+            let taken = self.sandbox.begin_inventory(&KnownFiles::default());
+            inventory = taken.and_then(|taken| frozen.inventory(taken)).ok();
             hook(frozen)
         });
         if let Some(inventory) = inventory {
@@ -205,18 +200,14 @@ impl Running {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let place = Arc::new(Place::new());
+        let place = Arc::new(RunDirectory::new());
         let (ours, theirs) = UnixStream::pair().unwrap();
         let inventory: Option<Inventory> =
             fs::read(kept(images)).ok().map(|text| serde_json::from_slice(&text).unwrap());
         let spec = RestoreSpec {
-            sandbox: place.spec(),
-            criu: criu(),
             sockets: vec![ExternalSocket { inode, socket: theirs.as_fd() }],
-            input: None,
             inventory: inventory.as_ref(),
-            timeout: Duration::from_secs(30),
-            steps_told: false,
+            ..RestoreSpec::new(place.spec(), criu(), Duration::from_secs(30))
         };
         let (sandbox, report) = restore(&spec, images, hook)?;
         // The program's end is the socket itself that was passed.
@@ -233,7 +224,7 @@ pub fn restore<E>(
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    Vacant::make(spec)?.restore(images, hook)
+    ReadySandbox::make(spec)?.restore(images, hook)
 }
 
 /// What is kept with images of what the program needs.

@@ -43,7 +43,7 @@ fn of_library(page: u64) -> Stamp {
 
 /// What is behind an area, from its first page on.
 #[derive(Debug, Clone, PartialEq)]
-enum Behind {
+enum AreaBacking {
     Nothing,
     /// The program's own file.
     Library(u64),
@@ -51,12 +51,12 @@ enum Behind {
     Pages(String, u64),
 }
 
-impl Behind {
-    fn after(&self, pages: u64) -> Behind {
+impl AreaBacking {
+    fn after(&self, pages: u64) -> AreaBacking {
         match self {
-            Behind::Nothing => Behind::Nothing,
-            Behind::Library(first) => Behind::Library(first + pages),
-            Behind::Pages(name, first) => Behind::Pages(name.clone(), first + pages),
+            AreaBacking::Nothing => AreaBacking::Nothing,
+            AreaBacking::Library(first) => AreaBacking::Library(first + pages),
+            AreaBacking::Pages(name, first) => AreaBacking::Pages(name.clone(), first + pages),
         }
     }
 }
@@ -66,7 +66,7 @@ struct Mapped {
     pages: Range<u64>,
     protection: u64,
     advice: u64,
-    behind: Behind,
+    behind: AreaBacking,
 }
 
 impl Mapped {
@@ -167,7 +167,7 @@ impl Running {
     fn operate(&mut self, operation: &Operation, next: &mut Stamp) {
         match operation.clone() {
             Operation::Map { pages, protection, library: None } => {
-                let area = Mapped { pages, protection, advice: 0, behind: Behind::Nothing };
+                let area = Mapped { pages, protection, advice: 0, behind: AreaBacking::Nothing };
                 self.map(area, |_| 0);
             }
             Operation::Map { pages, protection, library: Some(from) } => {
@@ -175,7 +175,7 @@ impl Running {
                 let from = 1 + from % (LIBRARY_PAGES - 1);
                 let pages = pages.start..pages.end.min(pages.start + LIBRARY_PAGES - from);
                 let first = pages.start;
-                let area = Mapped { pages, protection, advice: 0, behind: Behind::Library(from) };
+                let area = Mapped { pages, protection, advice: 0, behind: AreaBacking::Library(from) };
                 self.map(area, |page| of_library(from + page - first));
             }
             Operation::Unmap(pages) => self.unmap(&pages),
@@ -201,13 +201,13 @@ impl Running {
             Operation::GiveBack(pages) => {
                 for area in self.within(&pages) {
                     let is_of_a_program = match &area.behind {
-                        Behind::Nothing => false,
-                        Behind::Library(_) => true,
-                        Behind::Pages(name, _) => name.starts_with(PRIVATE),
+                        AreaBacking::Nothing => false,
+                        AreaBacking::Library(_) => true,
+                        AreaBacking::Pages(name, _) => name.starts_with(PRIVATE),
                     };
                     if !is_of_a_program {
                         // The client puts anonymous memory where the kernel would show the file.
-                        self.map(Mapped { behind: Behind::Nothing, ..area }, |_| 0);
+                        self.map(Mapped { behind: AreaBacking::Nothing, ..area }, |_| 0);
                     }
                 }
             }
@@ -248,15 +248,15 @@ impl Running {
 }
 
 /// One generation's files.
-struct Place {
+struct GenerationFiles {
     images: PathBuf,
     /// Page files by name.
     pages: PathBuf,
 }
 
-impl Place {
-    fn make(root: &Path, name: &str) -> Place {
-        let place = Place { images: root.join(name), pages: root.join(format!("{name}-pages")) };
+impl GenerationFiles {
+    fn make(root: &Path, name: &str) -> GenerationFiles {
+        let place = GenerationFiles { images: root.join(name), pages: root.join(format!("{name}-pages")) };
         fs::create_dir(&place.images).unwrap();
         fs::create_dir(&place.pages).unwrap();
         place
@@ -286,7 +286,7 @@ fn area_entry(span: Range<u64>, protection: u64, advice: u64, file: Option<(u64,
 }
 
 /// Writes what CRIU would of these processes, whose client has `word` as its mark.
-fn dump(place: &Place, processes: &[Running], word: u32, library: &Path) {
+fn dump(place: &GenerationFiles, processes: &[Running], word: u32, library: &Path) {
     let mut ids: BTreeMap<PathBuf, u64> = BTreeMap::new();
     let mut id_of = |path: PathBuf| {
         let next = 10 + ids.len() as u64;
@@ -301,9 +301,9 @@ fn dump(place: &Place, processes: &[Running], word: u32, library: &Path) {
         memory.add_bytes(14, entry.write());
         for area in process.areas.values() {
             let file = match &area.behind {
-                Behind::Nothing => None,
-                Behind::Library(first) => Some((id_of(library.to_path_buf()), first * PAGE)),
-                Behind::Pages(name, first) => Some((id_of(seen_path(name)), first * PAGE)),
+                AreaBacking::Nothing => None,
+                AreaBacking::Library(first) => Some((id_of(library.to_path_buf()), first * PAGE)),
+                AreaBacking::Pages(name, first) => Some((id_of(seen_path(name)), first * PAGE)),
             };
             let span = address(area.pages.start)..address(area.pages.end);
             memory.add_bytes(14, area_entry(span, area.protection, area.advice, file).write());
@@ -355,7 +355,7 @@ fn paths(images: &Path) -> BTreeMap<u64, String> {
 
 /// A process as CRIU and the kernel make it of images; what it must hold is what it held.
 fn bring_back(
-    place: &Place,
+    place: &GenerationFiles,
     number: usize,
     before: &Running,
     library: &Path,
@@ -378,7 +378,7 @@ fn bring_back(
         let behind = match status & (1 << 9 | 1 << 6) {
             512 => {
                 prop_assert_eq!((field(6), field(3), field(4)), (0x22, 0, 0));
-                Behind::Nothing
+                AreaBacking::Nothing
             }
             64 => {
                 prop_assert_eq!(field(6), 0x2);
@@ -386,10 +386,10 @@ fn bring_back(
                 let path =
                     path.ok_or_else(|| TestCaseError::fail(format!("file {} is not there", field(4))))?;
                 match page_file_name(Path::new(path)) {
-                    Some(name) => Behind::Pages(name.to_string(), field(3) / PAGE),
+                    Some(name) => AreaBacking::Pages(name.to_string(), field(3) / PAGE),
                     None => {
                         prop_assert_eq!(Path::new(path), library);
-                        Behind::Library(field(3) / PAGE)
+                        AreaBacking::Library(field(3) / PAGE)
                     }
                 }
             }
@@ -422,7 +422,7 @@ fn bring_back(
 }
 
 /// Compares every byte and border with what is known.
-fn compare(place: &Place, running: &Running, before: &Running) -> Result<(), TestCaseError> {
+fn compare(place: &GenerationFiles, running: &Running, before: &Running) -> Result<(), TestCaseError> {
     let described = |running: &Running| -> BTreeMap<u64, (u64, u64)> {
         let areas = running.areas.values();
         areas.flat_map(|area| area.pages.clone().map(|page| (page, (area.protection, area.advice)))).collect()
@@ -434,10 +434,10 @@ fn compare(place: &Place, running: &Running, before: &Running) -> Result<(), Tes
             let known = running.known[&page];
             let found = match (running.own.get(&page), area.behind.after(page - area.pages.start)) {
                 (Some(stamp), _) => bytes(*stamp),
-                (None, Behind::Nothing) => bytes(0),
-                (None, Behind::Library(at)) => bytes(of_library(at)),
-                (None, Behind::Pages(_, at)) => {
-                    let Behind::Pages(name, _) = &area.behind else { unreachable!() };
+                (None, AreaBacking::Nothing) => bytes(0),
+                (None, AreaBacking::Library(at)) => bytes(of_library(at)),
+                (None, AreaBacking::Pages(_, at)) => {
+                    let AreaBacking::Pages(name, _) = &area.behind else { unreachable!() };
                     let open = || File::open(place.pages.join(name)).unwrap();
                     let mut found = vec![0; PAGE as usize];
                     opened.entry(name).or_insert_with(open).read_exact_at(&mut found, at * PAGE).unwrap();
@@ -516,15 +516,15 @@ fn live(generations: &[Generation]) -> Result<(), TestCaseError> {
             let which = if *is_last { processes.len() - 1 } else { 0 };
             processes[which].operate(operation, &mut next);
         }
-        let place = Place::make(root.path(), &number.to_string());
+        let place = GenerationFiles::make(root.path(), &number.to_string());
         dump(&place, &processes, word, &library);
-        let wish = Wish {
+        let options = RewriteOptions {
             earlier: &earlier,
             last: None,
             map: generation.maps,
             share: generation.shares.then_some(&holds),
         };
-        let made = rewrite(&place.images, &place.pages, &wish)
+        let made = rewrite(&place.images, &place.pages, &options)
             .map_err(|refusal| TestCaseError::fail(format!("refused: {refusal}")))?;
         prop_assert_eq!(&made.warnings, &Vec::<String>::new());
         for name in &made.shared {

@@ -14,8 +14,8 @@ use crate::pages::area::PAGE;
 use crate::pages::baseline::{Placement, within as placements_within, without as placements_without};
 use crate::pages::contents::{Run, filled};
 use crate::pages::copier::{From, Source};
-use crate::pages::kept::without;
 use crate::pages::page_file_name;
+use crate::pages::remaining::without;
 use crate::process::{self, maps};
 use crate::protection::Protection;
 

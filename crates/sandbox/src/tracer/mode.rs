@@ -18,7 +18,7 @@ use super::{Mended, receive, stand};
 pub const TRACER_ARGUMENT: &str = "criu-tracer";
 
 #[derive(Debug, Clone, Copy)]
-pub enum Place<'a> {
+pub enum TracerMode<'a> {
     Here {
         /// Whether CRIU is told of pages only that were written to since they were protected.
         hides_unwritten: bool,
@@ -30,26 +30,26 @@ pub enum Place<'a> {
 /// A tracer at work. It lets go of what a CRIU that has ended held when this is dropped.
 #[derive(Debug)]
 pub struct Tracer {
-    work: Work,
+    work: TracerHandle,
     /// The end by which the filter's descriptor was sent: it is told by its close.
     owner: OwnedFd,
 }
 
 #[derive(Debug)]
-enum Work {
+enum TracerHandle {
     Thread(JoinHandle<Mended>),
     Process(Child),
 }
 
 impl Tracer {
     /// The ends are those of the pair by which the filter's descriptor was sent.
-    pub fn start(place: Place<'_>, (from, owner): (OwnedFd, OwnedFd)) -> io::Result<Self> {
-        let work = match place {
-            Place::Here { hides_unwritten } => {
+    pub fn start(mode: TracerMode<'_>, (from, owner): (OwnedFd, OwnedFd)) -> io::Result<Self> {
+        let work = match mode {
+            TracerMode::Here { hides_unwritten } => {
                 let thread = std::thread::Builder::new().name("tracer".into());
-                Work::Thread(thread.spawn(move || trace(&from, hides_unwritten))?)
+                TracerHandle::Thread(thread.spawn(move || trace(&from, hides_unwritten))?)
             }
-            Place::Process(command) => Work::Process(Self::process(command, from)?),
+            TracerMode::Process(command) => TracerHandle::Process(Self::process(command, from)?),
         };
         Ok(Self { work, owner })
     }
@@ -79,8 +79,8 @@ impl Tracer {
         drop(owner);
         let lost = || Mended { failed: Some("the tracer ended before CRIU".into()), ..Mended::default() };
         match work {
-            Work::Thread(thread) => thread.join().unwrap_or_else(|_| lost()),
-            Work::Process(mut child) => {
+            TracerHandle::Thread(thread) => thread.join().unwrap_or_else(|_| lost()),
+            TracerHandle::Process(mut child) => {
                 let mut said = Vec::new();
                 if let Some(mut output) = child.stdout.take() {
                     // What is cut is not understood below.

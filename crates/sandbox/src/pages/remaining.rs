@@ -6,30 +6,26 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::contents::Run;
+use super::contents::{Run, append};
 
 /// Pages come area by area, and go into the file as they come.
-pub struct Kept {
+pub struct RemainingPages {
     file: File,
     runs: Vec<Run>,
     end: u64,
     path: PathBuf,
 }
 
-impl Kept {
-    pub fn create(path: &Path) -> io::Result<Kept> {
+impl RemainingPages {
+    pub fn create(path: &Path) -> io::Result<RemainingPages> {
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
-        Ok(Kept { file, runs: Vec::new(), end: 0, path: path.to_path_buf() })
+        Ok(RemainingPages { file, runs: Vec::new(), end: 0, path: path.to_path_buf() })
     }
 
     pub fn add(&mut self, memory: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, self.end)?;
-        let after = memory + bytes.len() as u64;
-        match self.runs.last_mut() {
-            Some(last) if last.memory.end == memory => last.memory.end = after,
-            _ => self.runs.push(Run { memory: memory..after, at: self.end }),
-        }
+        append(&mut self.runs, memory, bytes.len() as u64, self.end);
         self.end += bytes.len() as u64;
         Ok(())
     }
@@ -48,7 +44,7 @@ impl Kept {
         }
         self.runs.sort_by_key(|run| run.memory.start);
         let beside = out.join("read-sorted");
-        let mut sorted = Kept::create(&beside)?;
+        let mut sorted = RemainingPages::create(&beside)?;
         for run in &self.runs {
             each_block(&self.file, run, |memory, bytes| sorted.add(memory, bytes))?;
         }
@@ -107,7 +103,7 @@ mod tests {
     fn kept_pages_are_put_in_order() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kept");
-        let mut kept = Kept::create(&path).unwrap();
+        let mut kept = RemainingPages::create(&path).unwrap();
         kept.add(3 * PAGE, &[3; PAGE as usize]).unwrap();
         kept.add(PAGE, &[1; PAGE as usize]).unwrap();
         kept.patch(3 * PAGE + 1, b"x").unwrap();

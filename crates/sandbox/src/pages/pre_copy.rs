@@ -26,12 +26,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::baseline::{Based, Baseline, Layout, Opened, Placement, bytes, within};
+use super::baseline::{Baseline, BaselineProcess, Layout, Opened, Placement, bytes, within};
 use super::contents::{Run, read_zero_filled};
 use super::copier::{From, Source};
 use crate::error::Result;
 use crate::page_scan;
-use crate::process;
+use crate::process::own_bytes;
 use crate::protection::Protection;
 use crate::sandbox::Sandbox;
 pub use copied::Copied;
@@ -45,8 +45,8 @@ const LEAST: u64 = 1 << 20;
 const PIECE: u64 = 2 << 20;
 
 /// What was copied of the processes of a program, by our pids of them.
-pub struct Ahead {
-    processes: BTreeMap<i32, Watched>,
+pub struct PreCopy {
+    processes: BTreeMap<i32, WatchedProcess>,
     /// Where the page files of the program's last image lie, if its protection has lasted.
     last: Option<PathBuf>,
     /// Whether each page is compared with the program's before it is taken for the same.
@@ -54,16 +54,18 @@ pub struct Ahead {
 }
 
 /// A process, whose memory is protected for as long as this is there.
-struct Watched {
+struct WatchedProcess {
     /// As it sees itself.
     pid: i32,
     copied: Mutex<Option<Copied>>,
+    /// Once it stands still.
+    known: Mutex<Option<UnchangedPages>>,
     protection: Protection,
 }
 
 /// Where the pages lie of a process that stands still, and that were not written to since they were copied.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct UnchangedPages {
     /// In its copy.
     pub copied: Vec<Run>,
     /// In the page files of the last image.
@@ -72,36 +74,36 @@ pub(super) struct Known {
     pub missing: Vec<Range<u64>>,
 }
 
-impl Ahead {
+impl PreCopy {
     /// Protects the memory of a program's processes, where that can be done, or has it be what it is under that of its last
     /// image. Copies are to go to `out`.
-    pub fn begin(sandbox: &Sandbox, out: &Path, is_checked: bool, last: Option<Baseline>) -> Result<Ahead> {
-        let mut ahead = Ahead { processes: BTreeMap::new(), last: None, is_checked };
-        if !Ahead::is_possible() {
-            return Ok(ahead);
+    pub fn begin(sandbox: &Sandbox, out: &Path, is_checked: bool, last: Option<Baseline>) -> Result<PreCopy> {
+        let mut pre_copy = PreCopy { processes: BTreeMap::new(), last: None, is_checked };
+        if !PreCopy::is_possible() {
+            return Ok(pre_copy);
         }
         let mut all: Vec<_> = sandbox.pids().into_iter().collect();
         all.retain(|(_, host_pid)| own_bytes(*host_pid) >= LEAST);
         all.sort_by_key(|(_, host_pid)| std::cmp::Reverse(own_bytes(*host_pid)));
         all.truncate(MOST_PROCESSES);
         if let Some(Baseline { directory, mut processes }) = last {
-            ahead.last = Some(directory);
+            pre_copy.last = Some(directory);
             for (pid, host_pid) in &all {
                 if let Some(based) = processes.remove(host_pid).filter(|based| based.pid == *pid) {
-                    ahead.try_to_watch(*host_pid, *pid, Ok(based.protection), based.memory, out);
+                    pre_copy.try_to_watch(*host_pid, *pid, Ok(based.protection), based.memory, out);
                 }
             }
         }
-        all.retain(|(_, host_pid)| !ahead.processes.contains_key(host_pid));
+        all.retain(|(_, host_pid)| !pre_copy.processes.contains_key(host_pid));
         if all.is_empty() {
-            return Ok(ahead);
+            return Ok(pre_copy);
         }
         for (pid, descriptor) in sandbox.watch(all.iter().map(|(pid, _)| *pid).collect())? {
             if let Some((_, host_pid)) = all.iter().find(|(inside, _)| *inside == pid) {
-                ahead.try_to_watch(*host_pid, pid, Protection::begin(descriptor), Vec::new(), out);
+                pre_copy.try_to_watch(*host_pid, pid, Protection::begin(descriptor), Vec::new(), out);
             }
         }
-        Ok(ahead)
+        Ok(pre_copy)
     }
 
     fn try_to_watch(
@@ -114,7 +116,12 @@ impl Ahead {
     ) {
         let watched = protection.and_then(|protection| {
             let copied = Copied::begin(host_pid, &protection, based, &out.join(host_pid.to_string()))?;
-            Ok(copied.map(|copied| Watched { pid, copied: Mutex::new(Some(copied)), protection }))
+            Ok(copied.map(|copied| WatchedProcess {
+                pid,
+                copied: Mutex::new(Some(copied)),
+                known: Mutex::default(),
+                protection,
+            }))
         });
         match watched {
             Ok(Some(watched)) => {
@@ -129,10 +136,10 @@ impl Ahead {
     /// `directory`.
     pub fn keep(self, layout: Layout, directory: &Path) -> Baseline {
         let (mut baseline, mut layout) = (Baseline::new(directory), layout.0);
-        for (host_pid, Watched { pid, protection, .. }) in self.processes {
+        for (host_pid, WatchedProcess { pid, protection, .. }) in self.processes {
             let memory = u32::try_from(pid).ok().and_then(|pid| layout.remove(&pid)).unwrap_or_default();
             if !memory.is_empty() {
-                baseline.processes.insert(host_pid, Based { pid, protection, memory });
+                baseline.processes.insert(host_pid, BaselineProcess { pid, protection, memory });
             }
         }
         baseline
@@ -140,7 +147,7 @@ impl Ahead {
 
     /// The bytes that the last image has and that were not written to since.
     pub fn based_bytes(&self) -> u64 {
-        let of = |watched: &Watched| {
+        let of = |watched: &WatchedProcess| {
             let copied = watched.copied.lock().unwrap_or_else(PoisonError::into_inner);
             copied.as_ref().map_or(0, |copied| bytes(&copied.based))
         };
@@ -200,31 +207,36 @@ impl Ahead {
         Ok(copied)
     }
 
-    /// Where the pages lie of a process that stands still. Those that were written to are in none.
-    pub(super) fn known(&self, source: &Arc<Source>, copied: Option<&Copied>) -> io::Result<Known> {
-        let pagemap = File::open(format!("/proc/{}/pagemap", source.host_pid))?;
-        let (have, based) = copied.map_or((&[][..], &[][..]), |copied| (&copied.have, &copied.based));
-        let mut known = Known::default();
-        for span in page_scan::unwritten(&pagemap)? {
-            for (part, at) in parts(&span, have) {
-                if let Some(at) = at {
-                    known.copied.push(Run { memory: part, at });
-                    continue;
-                }
-                let ours = within(based, &part);
-                let spans: Vec<_> = ours.iter().map(|placement| placement.run.memory.clone()).collect();
-                let rest = super::kept::without(&[Run { memory: part, at: 0 }], &spans);
-                known.missing.extend(rest.into_iter().map(|run| run.memory));
-                known.based.extend(ours);
-            }
+    /// The program stands still: asks the kernel what was written, for [`PreCopy::known`].
+    pub(super) fn look(&self) {
+        for (host_pid, watched) in &self.processes {
+            let copied = watched.copied.lock().unwrap_or_else(PoisonError::into_inner);
+            // What could not be asked is asked again.
+            let known = find(*host_pid, copied.as_ref()).ok();
+            *watched.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
         }
+    }
+
+    /// Where the pages lie of a process that stands still. Those that were written to are in none.
+    pub(super) fn known(&self, source: &Arc<Source>, copied: Option<&Copied>) -> io::Result<UnchangedPages> {
+        let watched = self.processes.get(&source.host_pid);
+        let found =
+            watched.and_then(|watched| watched.known.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let is_found = found.is_some();
+        let known = found.map_or_else(|| find(source.host_pid, copied), Ok)?;
         if self.is_checked {
-            self.check(&known, source, copied)?;
+            if watched.is_some() && !is_found {
+                return Err(io::Error::other(
+                    "nobody told that the program stands still, and what was written was not asked then",
+                ));
+            }
+            // What was written to since it was looked at, by the kernel for CRIU's sake, CRIU sends.
+            self.check(&find(source.host_pid, copied)?, source, copied)?;
         }
         Ok(known)
     }
 
-    fn check(&self, known: &Known, source: &Arc<Source>, copied: Option<&Copied>) -> io::Result<()> {
+    fn check(&self, known: &UnchangedPages, source: &Arc<Source>, copied: Option<&Copied>) -> io::Result<()> {
         if let Some(copied) = copied {
             known.copied.iter().try_for_each(|run| compare(run, source, &copied.file))?;
         }
@@ -233,11 +245,25 @@ impl Ahead {
     }
 }
 
-/// The bytes of its own that a process has in memory.
-fn own_bytes(host_pid: i32) -> u64 {
-    let text = process::status_field(host_pid, "RssAnon");
-    text.and_then(|text| text.trim_end_matches(" kB").parse::<u64>().ok())
-        .map_or(0, |kilobytes| kilobytes << 10)
+/// Of the pages that were not written to since they were copied, where each lies.
+fn find(host_pid: i32, copied: Option<&Copied>) -> io::Result<UnchangedPages> {
+    let pagemap = File::open(format!("/proc/{host_pid}/pagemap"))?;
+    let (have, based) = copied.map_or((&[][..], &[][..]), |copied| (&copied.have, &copied.based));
+    let mut known = UnchangedPages::default();
+    for span in page_scan::unwritten(&pagemap)? {
+        for (part, at) in parts(&span, have) {
+            if let Some(at) = at {
+                known.copied.push(Run { memory: part, at });
+                continue;
+            }
+            let ours = within(based, &part);
+            let spans: Vec<_> = ours.iter().map(|placement| placement.run.memory.clone()).collect();
+            let rest = super::remaining::without(&[Run { memory: part, at: 0 }], &spans);
+            known.missing.extend(rest.into_iter().map(|run| run.memory));
+            known.based.extend(ours);
+        }
+    }
+    Ok(known)
 }
 
 fn compare(run: &Run, source: &Arc<Source>, file: &File) -> io::Result<()> {

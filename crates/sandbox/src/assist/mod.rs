@@ -1,0 +1,114 @@
+//! A library of ours in CRIU, which does some of a dump's calls in a shorter way, while the program stands still.
+//!
+//! ```text
+//!  CRIU ── PAGEMAP_SCAN ─▶ the kernel, and what is hidden is left out at once: no tracer is asked
+//!       ── open smaps ───▶ areas, described before the program stood still, if they are those that there are
+//! ```
+//!
+//! It comes before the C library (`LD_PRELOAD`) and shares memory with us. What it does not do, or a CRIU that it could not be
+//! loaded into, goes the way that the [filter](crate::tracer) makes.
+
+mod areas;
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use memmap2::MmapRaw;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+/// Loaded into CRIU.
+const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/in_criu.so"));
+/// Tells the library of the descriptor of what is shared.
+pub const VARIABLE: &str = "REKINDLE_ASSIST";
+/// Descriptions of areas are kept of so many processes at most.
+const PROCESSES: usize = 16;
+/// What is shared, and room for descriptions: those of some 400,000 areas.
+const LENGTH: usize = 64 << 20;
+
+/// What lies at the beginning of what is shared; as in `in_criu.c`.
+#[repr(C)]
+struct Shared {
+    /// CRIU's pid; its children are nobody that this is for.
+    criu: AtomicU32,
+    hides_unwritten: AtomicU32,
+    areas: [DescribedProcess; PROCESSES],
+}
+
+/// Where the areas of a process are described.
+#[repr(C)]
+struct DescribedProcess {
+    pid: AtomicU32,
+    /// Whether CRIU has read it.
+    is_used: AtomicU32,
+    at: AtomicU64,
+    length: AtomicU64,
+}
+
+/// What one CRIU and we share.
+#[derive(Debug)]
+pub struct Assist {
+    memory: MmapRaw,
+    file: File,
+    library: File,
+}
+
+impl Assist {
+    /// None where there is nothing to make it of.
+    pub fn new(hides_unwritten: bool) -> Option<Self> {
+        let made = Self::make();
+        if let Err(error) = &made {
+            log::debug!("CRIU is not assisted: {error}");
+        }
+        let assist = made.ok()?;
+        assist.shared().hides_unwritten.store(hides_unwritten.into(), Ordering::Relaxed);
+        Some(assist)
+    }
+
+    fn make() -> io::Result<Self> {
+        let file = |name: &str| {
+            let name = CString::new(name)?;
+            Ok::<_, io::Error>(File::from(memfd_create(name.as_c_str(), MFdFlags::MFD_CLOEXEC)?))
+        };
+        let (file, mut library) = (file("rekindle-assist")?, file("rekindle-in-criu")?);
+        file.set_len(LENGTH as u64)?;
+        library.write_all(LIBRARY)?;
+        let memory = MmapRaw::map_raw(&file)?;
+        Ok(Self { memory, file, library })
+    }
+
+    /// The descriptors that CRIU is to have, and the variables that name them.
+    pub fn descriptors(&self) -> [RawFd; 2] {
+        [self.file.as_raw_fd(), self.library.as_raw_fd()]
+    }
+
+    pub fn environment(&self) -> [(&'static str, String); 2] {
+        let [file, library] = self.descriptors();
+        [("LD_PRELOAD", format!("/proc/self/fd/{library}")), (VARIABLE, file.to_string())]
+    }
+
+    /// It is for this CRIU.
+    pub fn serve(&self, criu: u32) {
+        self.shared().criu.store(criu, Ordering::Release);
+    }
+
+    fn shared(&self) -> &Shared {
+        // SAFETY: the mapping is longer than `Shared`, begins at a page, is there for as long as we are, and is zeros, which
+        // `Shared` may be. All of it is atomic, so it may be written from elsewhere.
+        unsafe { &*self.memory.as_ptr().cast() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_is_that_of_the_library() {
+        assert_eq!(std::mem::offset_of!(Shared, hides_unwritten), 4);
+        assert_eq!(std::mem::offset_of!(Shared, areas), 8);
+        assert_eq!(size_of::<DescribedProcess>(), 24);
+    }
+}
