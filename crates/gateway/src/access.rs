@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use hyper::{Request, Response};
+use hyper::{Method, Request, Response};
 use opentelemetry::trace::SpanContext;
 
 use crate::refusal::Answer;
@@ -24,6 +24,8 @@ use crate::relay::Relay;
 use crate::tally::{Reason, Tally};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// What clients look up by `GET` about the functions of a service; it is no call of one, and does not count.
+const ABOUT: &str = "/-/about";
 /// The longest id of a client's that is taken over.
 const LONGEST_ID: usize = 128;
 
@@ -46,12 +48,12 @@ pub struct Span {
     /// The client's, if it is in a trace already.
     pub parent: Option<SpanContext>,
     /// At which instances it was tried.
-    pub tries: Vec<Try>,
+    pub tries: Vec<RequestAttempt>,
 }
 
 /// The way of a request to one instance. Times are counted from when the request came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Try {
+pub struct RequestAttempt {
     /// When it came to the queue.
     pub since: Duration,
     /// When it had its place, or was refused one.
@@ -91,7 +93,7 @@ pub struct Record {
 }
 
 /// What a request comes to.
-pub struct Asked<'a> {
+pub struct RequestOrigin<'a> {
     pub service: &'a str,
     /// Whose it is.
     pub tenant: Option<&'a str>,
@@ -106,14 +108,15 @@ pub struct Entry {
     /// Whether it came to the queue.
     waited: bool,
     sent: Option<Instant>,
-    tally: Arc<Tally>,
+    /// Of the service; none if it does not count.
+    tally: Option<Arc<Tally>>,
     access: Option<Access>,
 }
 
 impl Entry {
     /// Has the request have an id, if it has none that can be taken over.
     pub fn begin<B>(
-        Asked { service, tenant, tally }: Asked<'_>,
+        RequestOrigin { service, tenant, tally }: RequestOrigin<'_>,
         client: IpAddr,
         request: &mut Request<B>,
         access: Option<Access>,
@@ -143,13 +146,19 @@ impl Entry {
             client: client.to_canonical(),
             request_id,
         };
-        let (came, tally) = (Instant::now(), tally.clone());
+        let is_about = request.method() == Method::GET && request.uri().path() == ABOUT;
+        let (came, tally) = (Instant::now(), (!is_about).then(|| tally.clone()));
         Entry { record, came_in: Arc::default(), came, waited: false, sent: None, tally, access }
     }
 
+    /// Whether it is among the requests that the service has had.
+    pub fn counts(&self) -> bool {
+        self.tally.is_some()
+    }
+
     /// The client's body, whose bytes count.
-    pub fn counted(&self, body: Incoming) -> Counted {
-        Counted { body, count: self.came_in.clone() }
+    pub fn counted(&self, body: Incoming) -> CountedBody {
+        CountedBody { body, count: self.came_in.clone() }
     }
 
     pub fn waited(&mut self, time: Duration) {
@@ -161,17 +170,21 @@ impl Entry {
         if let Some(last) = span.tries.last_mut() {
             last.until = since;
         }
-        span.tries.push(Try { since, placed: now, instance: None, until: now });
+        span.tries.push(RequestAttempt { since, placed: now, instance: None, until: now });
     }
 
     /// No instance gets it.
     pub fn rejected(&self, why: impl Into<Reason>) {
-        self.tally.rejected(why.into());
+        if let Some(tally) = &self.tally {
+            tally.rejected(why.into());
+        }
     }
 
     /// It goes to a further instance.
     pub fn retried(&self) {
-        self.tally.retries.inc();
+        if let Some(tally) = &self.tally {
+            tally.retries.inc();
+        }
     }
 
     /// It goes to this instance.
@@ -195,13 +208,15 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.tally.answered(self.record.status);
-        if self.waited {
-            self.tally.queued.observe(self.record.queued.as_secs_f64());
-        }
         let took = self.came.elapsed();
-        if self.sent.is_some() {
-            self.tally.whole.observe(took.as_secs_f64());
+        if let Some(tally) = &self.tally {
+            tally.answered(self.record.status);
+            if self.waited {
+                tally.queued.observe(self.record.queued.as_secs_f64());
+            }
+            if self.sent.is_some() {
+                tally.whole.observe(took.as_secs_f64());
+            }
         }
         let Some(access) = &self.access else { return };
         let mut record = self.record.clone();
@@ -216,12 +231,12 @@ impl Drop for Entry {
 }
 
 /// A client's body on its way to an instance.
-pub struct Counted {
+pub struct CountedBody {
     body: Incoming,
     count: Arc<AtomicU64>,
 }
 
-impl Body for Counted {
+impl Body for CountedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -288,7 +303,12 @@ mod tests {
     use crate::refusal::say;
 
     fn begin<B>(client: IpAddr, request: &mut Request<B>, access: Option<Access>) -> Entry {
-        Entry::begin(Asked { service: "web", tenant: None, tally: &Arc::default() }, client, request, access)
+        Entry::begin(
+            RequestOrigin { service: "web", tenant: None, tally: &Arc::default() },
+            client,
+            request,
+            access,
+        )
     }
 
     /// Keeps what it is told, and follows requests that ask for it.

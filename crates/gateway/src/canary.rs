@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::latency::Quantiles;
 use crate::policy::Counts;
-use crate::service::{Service, ShownInstance};
+use crate::service::{InstanceView, Service};
 
 /// All requests.
 const WHOLE: u32 = 10_000;
@@ -26,11 +26,11 @@ pub struct Canary {
 
 /// A canary as it is shown.
 #[derive(Clone, Debug, Serialize)]
-pub struct ShownCanary {
+pub struct CanaryView {
     pub image: Option<String>,
     /// Of all requests, 0 to 1.
     pub share: f64,
-    pub instances: Vec<ShownInstance>,
+    pub instances: Vec<InstanceView>,
     pub queued: usize,
     pub in_flight: u32,
     pub gpu_bytes: u64,
@@ -76,9 +76,9 @@ impl Canary {
         self.service.drain();
     }
 
-    pub(crate) fn shown(&self) -> ShownCanary {
+    pub(crate) fn shown(&self) -> CanaryView {
         let shown = self.service.shown();
-        ShownCanary {
+        CanaryView {
             image: shown.source.map(|source| source.image),
             share: f64::from(self.share.load(Ordering::Relaxed)) / f64::from(WHOLE),
             instances: shown.instances,

@@ -10,11 +10,11 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
 use crate::access::Access;
-use crate::listener::{Listener, Needs, Security};
+use crate::listener::{Listener, ListenerOptions, Security};
 use crate::maker::Maker;
 use crate::memory::{Memory, keep_looking};
 use crate::plan::{Plan, Source};
-use crate::service::{Entrance, Service};
+use crate::service::{Service, TenantAccess};
 use crate::tenant::{Membership, Tenant, Tenants};
 use crate::tls::{self, Tls};
 
@@ -81,7 +81,7 @@ impl Gateway {
         source: Option<Source>,
         maker: Arc<dyn Maker>,
     ) -> io::Result<Arc<Service>> {
-        let entrance = tenant.map(|tenant| Entrance { tenants: self.tenants.clone(), tenant });
+        let entrance = tenant.map(|tenant| TenantAccess { tenants: self.tenants.clone(), tenant });
         Ok(Service::begin(
             (self.runtime()?, self.memory.clone()),
             (name, stem),
@@ -103,7 +103,7 @@ impl Gateway {
     pub fn listen(&self, service: &Arc<Service>, listener: TcpListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;
         let tls = self.lock().get(&service.name).map(|entry| entry.tls.clone()).unwrap_or_default();
-        let needs = Needs { room: self.room.clone(), tls, access: self.access.clone() };
+        let needs = ListenerOptions { room: self.room.clone(), tls, access: self.access.clone() };
         let listener = Listener::begin(self.runtime()?, listener, service.clone(), needs);
         let former = self.lock().get_mut(&service.name).and_then(|entry| entry.listener.replace(listener));
         drop(former);

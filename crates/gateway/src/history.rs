@@ -57,8 +57,8 @@ impl History {
         }
         let since_ms = milliseconds(now);
         let mut before = std::mem::take(&mut self.live);
-        for (number, seat, stage) in instances {
-            let new = || Lane { instance: name(seat), steps: VecDeque::new(), gone_ms: None };
+        for (number, slot, stage) in instances {
+            let new = || Lane { instance: name(slot), steps: VecDeque::new(), gone_ms: None };
             let mut lane = before.remove(&number).unwrap_or_else(new);
             if lane.steps.back().is_none_or(|last| last.stage != stage) {
                 lane.steps.push_back(Step { stage, since_ms });
@@ -102,7 +102,7 @@ mod tests {
 
     fn note(history: &mut History, instances: &[(u32, Stage)], seconds: u64) {
         let instances = instances.iter().map(|(number, stage)| (*number, number + 10, *stage));
-        history.note(instances, |seat| format!("web-{seat}"), at(seconds));
+        history.note(instances, |slot| format!("web-{slot}"), at(seconds));
     }
 
     #[test]

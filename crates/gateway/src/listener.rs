@@ -27,7 +27,7 @@ use crate::tls::Tls;
 pub type Security = Arc<Mutex<Option<Arc<Tls>>>>;
 
 /// What a port needs beside its service.
-pub struct Needs {
+pub struct ListenerOptions {
     /// How many clients all listeners have together.
     pub room: Arc<Semaphore>,
     pub tls: Security,
@@ -50,7 +50,12 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    pub fn begin(runtime: &Handle, listener: StdListener, service: Arc<Service>, needs: Needs) -> Listener {
+    pub fn begin(
+        runtime: &Handle,
+        listener: StdListener,
+        service: Arc<Service>,
+        needs: ListenerOptions,
+    ) -> Listener {
         let (stop, stopped) = oneshot::channel();
         let (closes, closed) = channel();
         runtime.spawn(async move {
@@ -69,7 +74,7 @@ async fn serve(
     open: (TcpListener, Sender<()>),
     mut stopped: oneshot::Receiver<()>,
     service: Arc<Service>,
-    Needs { room, tls, access }: Needs,
+    ListenerOptions { room, tls, access }: ListenerOptions,
 ) {
     let graceful = GracefulShutdown::new();
     loop {
@@ -104,12 +109,12 @@ async fn serve(
 }
 
 /// The service that clients come to, and who is told of their requests.
-type Asked = (Arc<Service>, Option<Access>);
+type ClientTarget = (Arc<Service>, Option<Access>);
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn welcome(
     stream: TcpStream,
-    asked: Asked,
+    asked: ClientTarget,
     tls: Option<Arc<Tls>>,
     watcher: Watcher,
 ) -> Result<(), Failure> {
@@ -124,7 +129,7 @@ async fn welcome(
 
 async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    (service, access): Asked,
+    (service, access): ClientTarget,
     client: Client,
     watcher: Watcher,
 ) -> Result<(), Failure> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::net::TcpSocket;
 
+use crate::memory::Holding;
 use crate::plan::Source;
 
 /// Why an instance is not there, or not awake: a sentence.
@@ -25,8 +26,10 @@ pub trait Instance: Send + Sync {
     /// Gives its GPU back.
     fn sleep(&self) -> Result<(), String>;
     fn wake(&self) -> Result<(), Failure>;
-    /// What it has of its GPU's memory, in bytes, its context included; none if that is not known just now.
-    fn memory(&self) -> Option<u64>;
+    /// What it has of its GPU's memory, its context included; none if that is not known just now.
+    fn memory(&self) -> Option<Holding>;
+    /// Why its GPU context is good for nothing any more, if that is so: all that its program asks of the GPU fails.
+    fn fault(&self) -> Option<String>;
     /// Returns when nothing is left of it.
     fn end(&self);
     /// Returns when its program has ended, and says how.

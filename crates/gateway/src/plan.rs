@@ -5,6 +5,8 @@ use std::time::Duration;
 use rekindle_protocol::daemon::{Level, Limits};
 use serde::{Deserialize, Serialize};
 
+use crate::memory::{Datum, Holding};
+
 /// How many instances a service has, and what they take.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
@@ -54,7 +56,7 @@ impl Plan {
 }
 
 /// What instances are made of.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
     pub image: String,
     /// Tells images of one name, one after the other, apart.
@@ -83,7 +85,7 @@ pub struct Source {
     pub data: Vec<String>,
     /// The GPU memory that an instance takes.
     #[serde(default)]
-    pub need: Need,
+    pub need: MemoryNeed,
 }
 
 /// One of several images that instances are made of alike.
@@ -91,6 +93,13 @@ pub struct Source {
 pub struct Variant {
     pub image: String,
     pub id: String,
+}
+
+impl MemoryNeed {
+    /// Bytes of the program and its data, if no other has that.
+    pub fn alone(&self) -> u64 {
+        Holding { own: self.program, data: self.data.clone() }.alone()
+    }
 }
 
 impl Source {
@@ -108,11 +117,14 @@ impl Source {
 
 /// What is known beforehand of the GPU memory that an instance takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Need {
+pub struct MemoryNeed {
     /// The GPU that has it; the first of several.
     pub gpu: String,
-    /// Bytes of the program: what the image has, and the data that it is about to want.
+    /// Bytes of the program's own, as the image has them.
     pub program: u64,
+    /// Declared data that it has, or is about to want, and may have with others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data: Vec<Datum>,
     /// Bytes of the context that the instance does not share with others.
     pub context: u64,
 }

@@ -15,11 +15,11 @@ use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 
-use crate::access::{Access, Asked, Entry, Logged};
+use crate::access::{Access, Entry, Logged, RequestOrigin};
 use crate::canary::Canary;
 use crate::headers;
+use crate::instance_slot::InstanceSlot;
 use crate::limits;
-use crate::place::Place;
 use crate::policy::Outcome;
 use crate::refusal::{Answer, denied, refused, say};
 use crate::relay::Relay;
@@ -42,7 +42,7 @@ pub async fn answer(
     mut request: Request<Incoming>,
 ) -> Response<Logged> {
     let tenant = service.tenant().map(|tenant| tenant.name.as_str());
-    let asked = Asked { service: &service.name, tenant, tally: service.tally() };
+    let asked = RequestOrigin { service: &service.name, tenant, tally: service.tally() };
     let mut entry = Entry::begin(asked, client.ip, &mut request, access);
     let answer = attempt(service, client, request, &mut entry).await;
     entry.answered(answer)
@@ -71,15 +71,15 @@ async fn attempt(
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let mut again = (is_safe && request.body().is_end_stream() && upgrade.is_none()).then(|| copy(&request));
     let (mut unsent, mut avoid) = (Some(request), None);
-    let deadline = came + service.plan().timeout();
+    let (deadline, counts) = (came + service.plan().timeout(), entry.counts());
     let mut canary = service.canary().filter(|canary| canary.takes_next());
     loop {
         let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
         let begun = Instant::now();
-        let verdict = asked.place(deadline, avoid).await;
+        let verdict = asked.acquire_slot(deadline, avoid, counts).await;
         entry.waited(begun.elapsed());
-        let mut place = match verdict {
-            Verdict::Sent(place) => place,
+        let mut slot = match verdict {
+            Verdict::Sent(slot) => slot,
             // The others have it instead.
             Verdict::Refused(_) if canary.take().is_some() => continue,
             Verdict::Refused(why) => {
@@ -90,26 +90,35 @@ async fn attempt(
         let Some(request) = unsent.take().or_else(|| again.take()) else {
             return say(StatusCode::BAD_GATEWAY, "the request was sent already".to_string());
         };
-        let name = place.upstream.name.clone();
+        slot.counts = counts;
+        let name = slot.upstream.name.clone();
         entry.sent_to(&name);
-        match place.upstream.clone().send(request).await {
+        match slot.upstream.clone().send(request).await {
             Ok((response, connection)) => {
-                place.service.took(came.elapsed());
+                if counts {
+                    slot.service.took(came.elapsed());
+                }
+                // Its client may ask again at once, and is to find another instance.
+                if response.status().is_server_error()
+                    && let Some(why) = slot.look_for_fault().await
+                {
+                    stop(canary.as_ref(), || why.to_string());
+                }
                 if response.status() == StatusCode::BAD_GATEWAY {
                     stop(canary.as_ref(), || format!("the instance {name:?} answered 502"));
                 }
-                return passed_on(response, place, connection, upgraded);
+                return passed_on(response, slot, connection, upgraded);
             }
             Err(Failure::Refused { error, request }) => {
                 unsent = Some(*request);
                 let why = format!("the instance {name:?} does not listen any more: {error}");
                 stop(canary.as_ref(), || why.clone());
-                place.service.act(|policy, now| policy.unreachable(place.instance, why, now));
-                avoid = canary.take().is_none().then_some(place.instance);
+                slot.service.act(|policy, now| policy.unreachable(slot.instance, why, now));
+                avoid = canary.take().is_none().then_some(slot.instance);
                 entry.retried();
             }
             Err(Failure::Unreachable(error)) => {
-                place.outcome = Outcome::Broken;
+                slot.outcome = Outcome::Broken;
                 let sentence = format!("the instance {name:?} cannot be reached: {error}");
                 stop(canary.as_ref(), || sentence.clone());
                 return say(StatusCode::BAD_GATEWAY, sentence);
@@ -119,9 +128,9 @@ async fn attempt(
                 let sentence =
                     format!("the instance {name:?} ended the connection before it answered: {error}");
                 stop(canary.as_ref(), || sentence.clone());
-                avoid = canary.take().is_none().then_some(place.instance);
+                avoid = canary.take().is_none().then_some(slot.instance);
                 if again.is_none() {
-                    place.outcome = Outcome::Broken;
+                    slot.outcome = Outcome::Broken;
                     return say(StatusCode::BAD_GATEWAY, sentence);
                 }
                 entry.retried();
@@ -165,7 +174,7 @@ fn copy(request: &Request<Body>) -> Request<Body> {
 
 fn passed_on(
     mut response: Response<Incoming>,
-    place: Place,
+    slot: InstanceSlot,
     connection: Connection,
     upgraded: Option<OnUpgrade>,
 ) -> Answer {
@@ -175,14 +184,14 @@ fn passed_on(
     headers::answer(&mut head.headers, upgraded.is_some());
     head.version = Version::HTTP_11;
     if let (Some(client), Some(server)) = (upgraded, server) {
-        tokio::spawn(carry(client, server, place));
+        tokio::spawn(carry(client, server, slot));
         return Response::from_parts(head, Either::Right(Default::default()));
     }
-    Response::from_parts(head, Either::Left(Relay::new(body, place, connection)))
+    Response::from_parts(head, Either::Left(Relay::new(body, slot, connection)))
 }
 
 /// Carries what is no HTTP any more, until one of both ends it.
-async fn carry(client: OnUpgrade, server: OnUpgrade, mut place: Place) {
+async fn carry(client: OnUpgrade, server: OnUpgrade, mut slot: InstanceSlot) {
     let both = async { hyper::Result::Ok((client.await?, server.await?)) };
     let (client, server) = match both.await {
         Ok(both) => both,
@@ -190,5 +199,5 @@ async fn carry(client: OnUpgrade, server: OnUpgrade, mut place: Place) {
     };
     let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
     let carried = copy_bidirectional_with_sizes(&mut client, &mut server, limits::PIECE, limits::PIECE).await;
-    place.outcome = if carried.is_ok() { Outcome::Answered } else { Outcome::Broken };
+    slot.outcome = if carried.is_ok() { Outcome::Answered } else { Outcome::Broken };
 }

@@ -6,18 +6,18 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use crate::place::Place;
+use crate::instance_slot::InstanceSlot;
 use crate::policy::Outcome;
 use crate::upstream::Connection;
 
 pub struct Relay {
     body: Incoming,
-    held: Option<(Place, Connection)>,
+    held: Option<(InstanceSlot, Connection)>,
 }
 
 impl Relay {
-    pub fn new(body: Incoming, place: Place, connection: Connection) -> Relay {
-        let mut relay = Relay { body, held: Some((place, connection)) };
+    pub fn new(body: Incoming, slot: InstanceSlot, connection: Connection) -> Relay {
+        let mut relay = Relay { body, held: Some((slot, connection)) };
         if relay.body.is_end_stream() {
             relay.through(Outcome::Answered);
         }
@@ -25,18 +25,18 @@ impl Relay {
     }
 
     fn through(&mut self, outcome: Outcome) {
-        let Some((mut place, mut connection)) = self.held.take() else { return };
-        place.outcome = outcome;
+        let Some((mut slot, mut connection)) = self.held.take() else { return };
+        slot.outcome = outcome;
         if outcome != Outcome::Answered {
             return;
         }
         if connection.is_ready() {
-            return place.upstream.keep(connection);
+            return slot.upstream.keep(connection);
         }
         // It has the end of the answer yet to see.
         tokio::spawn(async move {
             if connection.ready().await.is_ok() {
-                place.upstream.keep(connection);
+                slot.upstream.keep(connection);
             }
         });
     }

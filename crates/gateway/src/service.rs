@@ -16,12 +16,12 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep_until, timeout};
 
-use crate::canary::{Canary, ShownCanary};
+use crate::canary::{Canary, CanaryView};
 use crate::history::{History, Lane};
+use crate::instance_slot::InstanceSlot;
 use crate::latency::{Latency, Quantiles};
 use crate::maker::{Failure, Instance, Maker};
-use crate::memory::Memory;
-use crate::place::Place;
+use crate::memory::{Holding, Memory};
 use crate::plan::{Plan, Source};
 use crate::policy::{Action, Counts, Outcome, Policy, Refusal, Stage};
 use crate::tally::{Origin, Tally};
@@ -39,7 +39,7 @@ pub struct Service {
     /// By which the [memory](crate::memory) knows it.
     pub(crate) number: u64,
     /// Who is let in, if not everybody is.
-    pub(crate) entrance: Option<Entrance>,
+    pub(crate) entrance: Option<TenantAccess>,
     memory: Arc<Memory>,
     maker: Arc<dyn Maker>,
     runtime: Handle,
@@ -54,7 +54,7 @@ pub struct Service {
 }
 
 /// What the clients of a tenant's service come by.
-pub(crate) struct Entrance {
+pub(crate) struct TenantAccess {
     pub tenants: Arc<Tenants>,
     pub tenant: Arc<Tenant>,
 }
@@ -77,18 +77,18 @@ struct State {
 
 /// What becomes of a request.
 pub enum Verdict {
-    Sent(Place),
+    Sent(InstanceSlot),
     Refused(Refusal),
 }
 
 /// A service as it is shown.
 #[derive(Clone, Debug, Serialize)]
-pub struct Shown {
+pub struct ServiceView {
     pub name: String,
     pub tenant: Option<String>,
     pub source: Option<Source>,
     pub plan: Plan,
-    pub instances: Vec<ShownInstance>,
+    pub instances: Vec<InstanceView>,
     pub queued: usize,
     pub in_flight: u32,
     /// GPU memory of all instances, bytes.
@@ -99,11 +99,11 @@ pub struct Shown {
     pub latency: Option<Quantiles>,
     pub draining: bool,
     pub problem: Option<String>,
-    pub canary: Option<ShownCanary>,
+    pub canary: Option<CanaryView>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct ShownInstance {
+pub struct InstanceView {
     pub name: String,
     pub stage: Stage,
     pub in_flight: u32,
@@ -114,7 +114,7 @@ impl Service {
     pub(crate) fn begin(
         (runtime, memory): (&Handle, Arc<Memory>),
         (name, stem): (&str, &str),
-        entrance: Option<Entrance>,
+        entrance: Option<TenantAccess>,
         plan: Plan,
         source: Option<Source>,
         maker: Arc<dyn Maker>,
@@ -149,6 +149,10 @@ impl Service {
         service
     }
 
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     /// Whose it is, if it is somebody's.
     pub fn tenant(&self) -> Option<&Arc<Tenant>> {
         self.entrance.as_ref().map(|entrance| &entrance.tenant)
@@ -160,14 +164,19 @@ impl Service {
     }
 
     /// Waits for a place at an instance.
-    pub(crate) async fn place(self: &Arc<Self>, deadline: Instant, avoid: Option<u32>) -> Verdict {
+    pub(crate) async fn acquire_slot(
+        self: &Arc<Self>,
+        deadline: Instant,
+        avoid: Option<u32>,
+        counts: bool,
+    ) -> Verdict {
         let (sender, receiver) = oneshot::channel();
         let mut request = 0;
         self.change(|state, now| {
-            request = state.policy.arrive(now, deadline, avoid);
+            request = state.policy.arrive(now, deadline, avoid, counts);
             state.waiting.insert(request, sender);
         });
-        let mut waits = Waits { service: self, request, receiver, is_told: false };
+        let mut waits = QueuedRequest { service: self, request, receiver, is_told: false };
         let verdict = (&mut waits.receiver).await;
         waits.is_told = true;
         verdict.unwrap_or(Verdict::Refused(Refusal::Draining))
@@ -224,17 +233,18 @@ impl Service {
     }
 
     /// Takes over an instance that was there before.
-    pub fn adopt(self: &Arc<Self>, seat: u32, instance: Arc<dyn Instance>, is_asleep: bool, source: &Source) {
+    pub fn adopt(self: &Arc<Self>, slot: u32, instance: Arc<dyn Instance>, is_asleep: bool, source: &Source) {
         let is_current = self.source().is_some_and(|own| own.makes_the_same(source));
-        let upstream = self.upstream(seat, instance, source);
+        let upstream = self.upstream(slot, instance, source);
         let mut number = 0;
         self.change(|state, now| {
-            number = state.policy.adopt(seat, is_asleep, (source, is_current), now);
+            number = state.policy.adopt(slot, is_asleep, (source, is_current), now);
             state.upstreams.insert(number, upstream.clone());
         });
         let need = &source.need;
-        let bytes = if is_asleep { resting(source) } else { need.program + need.context };
-        self.memory.hold(self.key(number), &need.gpu, bytes);
+        let awake = || Holding { own: need.program + need.context, data: need.data.clone() };
+        let holding = if is_asleep { resting(source) } else { awake() };
+        self.memory.hold(self.key(number), &need.gpu, holding);
         let service = self.clone();
         self.runtime.spawn(async move {
             let instance = upstream.instance.clone();
@@ -261,20 +271,20 @@ impl Service {
         self.lock().trouble.clone()
     }
 
-    pub fn shown(&self) -> Shown {
+    pub fn shown(&self) -> ServiceView {
         let canary = self.canary().map(|canary| canary.shown());
         let state = self.lock();
         let policy = &state.policy;
-        let instances: Vec<ShownInstance> = policy
+        let instances: Vec<InstanceView> = policy
             .instances()
-            .map(|(number, seat, stage, in_flight)| ShownInstance {
-                name: self.instance_name(seat),
+            .map(|(number, slot, stage, in_flight)| InstanceView {
+                name: self.instance_name(slot),
                 stage,
                 in_flight,
                 gpu_bytes: self.memory.bytes(self.key(number)),
             })
             .collect();
-        Shown {
+        ServiceView {
             name: self.name.clone(),
             tenant: self.tenant().map(|tenant| tenant.name.clone()),
             source: policy.source().cloned(),
@@ -301,8 +311,8 @@ impl Service {
         self.lock().latency.note(time, Instant::now());
     }
 
-    fn instance_name(&self, seat: u32) -> String {
-        format!("{}{seat}", self.stem)
+    fn instance_name(&self, slot: u32) -> String {
+        format!("{}{slot}", self.stem)
     }
 
     /// Something has happened: tells the policy, and does what that wants.
@@ -316,8 +326,8 @@ impl Service {
         event(&mut state, now);
         let actions = state.policy.take();
         let State { policy, history, .. } = &mut *state;
-        let stages = policy.instances().map(|(number, seat, stage, _)| (number, seat, stage));
-        history.note(stages, |seat| self.instance_name(seat), SystemTime::now());
+        let stages = policy.instances().map(|(number, slot, stage, _)| (number, slot, stage));
+        history.note(stages, |slot| self.instance_name(slot), SystemTime::now());
         if state.trouble.is_none() && state.policy.came_to_nothing_last() {
             state.trouble = state.policy.problem().map(str::to_string);
         }
@@ -367,8 +377,7 @@ impl Service {
     ) {
         let verdict = match verdict {
             Ok((instance, Some(upstream))) => {
-                let (service, outcome) = (self.clone(), Outcome::Unheard);
-                Verdict::Sent(Place { service, instance, upstream, outcome })
+                Verdict::Sent(InstanceSlot::new(self.clone(), instance, upstream))
             }
             Ok((instance, None)) => {
                 log::error!("the service {:?} has no way to its instance {instance}", self.name);
@@ -391,8 +400,8 @@ impl Service {
                 self.tell_shortage(instance);
             }
             Action::Withdraw { instance } => self.memory.withdraw(self.key(instance)),
-            Action::Start { instance, seat, source, limit } => {
-                self.runtime.spawn(async move { service.start((instance, seat), source, limit).await });
+            Action::Start { instance, slot, source, limit } => {
+                self.runtime.spawn(async move { service.start((instance, slot), source, limit).await });
             }
             Action::Sleep { instance } => {
                 let Some(upstream) = upstream(instance) else { return };
@@ -445,9 +454,9 @@ impl Service {
     }
 
     /// Brings an instance up, and sees to it until its end.
-    async fn start(self: Arc<Self>, (number, seat): (u32, u32), source: Source, limit: Duration) {
+    async fn start(self: Arc<Self>, (number, slot): (u32, u32), source: Source, limit: Duration) {
         let began = Instant::now();
-        let (maker, name) = (self.maker.clone(), self.instance_name(seat));
+        let (maker, name) = (self.maker.clone(), self.instance_name(slot));
         let wanted = source.clone();
         let made = spawn_blocking(move || maker.start(&wanted, &name)).await;
         let panicked = |_| {
@@ -460,11 +469,12 @@ impl Service {
             Err(Failure { why, missing: Some(missing) }) => {
                 log::info!("the service {:?} waits for GPU memory: {why}", self.name);
                 self.act(|policy, now| policy.found_full(number, now));
-                self.memory.found_full(self.key(number), &source, 0, (missing, why), Instant::now());
+                let (left, full) = (Holding::default(), (missing, why));
+                self.memory.found_full(self.key(number), &source, left, full, Instant::now());
                 return self.tell_shortage(number);
             }
         };
-        let upstream = self.upstream(seat, instance.clone(), &source);
+        let upstream = self.upstream(slot, instance.clone(), &source);
         let mut end = spawn_blocking({
             let instance = instance.clone();
             move || instance.wait_end()
@@ -525,8 +535,8 @@ impl Service {
         (self.number, number)
     }
 
-    fn upstream(&self, seat: u32, instance: Arc<dyn Instance>, source: &Source) -> Arc<Upstream> {
-        Upstream::new(instance, self.instance_name(seat), source.to)
+    fn upstream(&self, slot: u32, instance: Arc<dyn Instance>, source: &Source) -> Arc<Upstream> {
+        Upstream::new(instance, self.instance_name(slot), source.to)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -557,14 +567,14 @@ async fn keep_time(service: Weak<Service>, sooner: Arc<Notify>) {
 }
 
 /// A request that waits. Its client may go.
-struct Waits<'a> {
+struct QueuedRequest<'a> {
     service: &'a Arc<Service>,
     request: u64,
     receiver: oneshot::Receiver<Verdict>,
     is_told: bool,
 }
 
-impl Drop for Waits<'_> {
+impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
         let request = self.request;
         if self.is_told {

@@ -18,7 +18,7 @@ pub const BOUNDS: [f64; 16] =
 pub struct Tally {
     answers: [Counter; Class::ALL.len()],
     rejections: [Counter; Reason::ALL.len()],
-    comings: [Coming; Origin::ALL.len()],
+    comings: [StartTally; Origin::ALL.len()],
     /// Requests that were sent to a further instance, for the first one did not answer.
     pub retries: Counter,
     /// How long requests waited for an instance.
@@ -29,7 +29,7 @@ pub struct Tally {
 
 /// Instances that came in one way.
 #[derive(Debug)]
-pub struct Coming {
+pub struct StartTally {
     /// How long those took that came.
     pub took: Histogram,
     pub failed: Counter,
@@ -160,7 +160,7 @@ impl Default for Tally {
         Tally {
             answers: Default::default(),
             rejections: Default::default(),
-            comings: std::array::from_fn(|_| Coming { took: durations(), failed: Counter::default() }),
+            comings: std::array::from_fn(|_| StartTally { took: durations(), failed: Counter::default() }),
             retries: Counter::default(),
             queued: durations(),
             whole: durations(),
@@ -196,7 +196,7 @@ impl Tally {
         Reason::ALL.into_iter().zip(self.rejections.iter().map(Counter::get))
     }
 
-    pub fn comings(&self) -> impl Iterator<Item = (Origin, &Coming)> {
+    pub fn comings(&self) -> impl Iterator<Item = (Origin, &StartTally)> {
         Origin::ALL.into_iter().zip(&self.comings)
     }
 }

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use crate::access::Counted;
+use crate::access::CountedBody;
 use crate::limits;
 use crate::maker::Instance;
 
@@ -26,7 +26,7 @@ const EVERY: Duration = Duration::from_millis(2);
 const EVERY_PATH: Duration = Duration::from_millis(20);
 
 /// What goes to a program: a client's body, or none.
-pub type Body = Either<Counted, Empty<Bytes>>;
+pub type Body = Either<CountedBody, Empty<Bytes>>;
 pub type Connection = SendRequest<Body>;
 
 pub struct Upstream {

@@ -9,8 +9,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rekindle_gateway::{Failure, Gateway, Instance, Maker, Need, Plan, Source, TcpSocket};
-use rekindle_protocol::daemon::{Level, Limits};
+use rekindle_gateway::{Failure, Gateway, Holding, Instance, Maker, Plan, Source, TcpSocket};
 
 /// A program that listens on a port of this machine's.
 struct Program {
@@ -27,7 +26,11 @@ impl Instance for Program {
         Ok(())
     }
 
-    fn memory(&self) -> Option<u64> {
+    fn memory(&self) -> Option<Holding> {
+        None
+    }
+
+    fn fault(&self) -> Option<String> {
         None
     }
 
@@ -93,19 +96,7 @@ fn requests_beside_each_other_on_one_connection_reach_the_program_beside_each_ot
         queue: 9,
         timeout_ms: 60_000,
     };
-    let source = Source {
-        image: "i".into(),
-        variants: Vec::new(),
-        id: "i".into(),
-        to,
-        ready: None,
-        gpu: None,
-        tenant: None,
-        limits: Limits::default(),
-        data: Vec::new(),
-        level: Level::Host,
-        need: Need::default(),
-    };
+    let source = Source { image: "i".into(), id: "i".into(), to, ..Source::default() };
     let gateway = Gateway::new(10, None);
     let service = gateway.make(("web", "web-"), None, plan.clone(), None, Arc::new(Programs)).unwrap();
     gateway.add(&service, None);

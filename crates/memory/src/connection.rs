@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::data::{
-    Answer, Contents, Filled, Problem, ProblemKind, Sharer, VERSION, Version, Want, Wish, Write,
+    Answer, Contents, DataRequest, DataRequestHead, Filled, Problem, ProblemKind, Sharer, VERSION, Version,
+    Write,
 };
 use rekindle_protocol::frame::{self, FrameError, Limits};
 
 use crate::copies::{Claimed, Copies, Filler, Holder, Key};
 use crate::dump;
 use crate::exchange::{self, Exchange};
-use crate::objects::{News, Object, Objects};
+use crate::objects::{Object, ObjectChange, Objects};
 
 /// How long one may take to say what it wants, and not take what it is told.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -24,14 +25,14 @@ const LONGEST: usize = 64 << 10;
 
 /// What this process has.
 #[derive(Clone)]
-pub struct Has {
+pub struct MemoryServices {
     pub objects: Arc<Objects>,
     pub exchange: Arc<Exchange>,
     pub copies: Arc<Copies>,
 }
 
 /// Does what whoever has connected wants.
-pub fn serve(stream: &UnixStream, has: &Has) {
+pub fn serve(stream: &UnixStream, has: &MemoryServices) {
     match converse(stream, has) {
         // Whoever does not want it any more goes away.
         Ok(()) | Err(FrameError::Closed) => {}
@@ -39,10 +40,11 @@ pub fn serve(stream: &UnixStream, has: &Has) {
     }
 }
 
-fn converse(stream: &UnixStream, has: &Has) -> Result<(), FrameError> {
+fn converse(stream: &UnixStream, has: &MemoryServices) -> Result<(), FrameError> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let limits = Limits { bytes: LONGEST, descriptors: 0, time: Some(PATIENCE) };
-    let (Want { version, wish }, _) = frame::receive_within::<Want>(stream, &limits)?;
+    let (DataRequestHead { version, request }, _) =
+        frame::receive_within::<DataRequestHead>(stream, &limits)?;
     if version != VERSION {
         let sentence = format!(
             "the memory daemon speaks version {VERSION} of its protocol, and who asks version {version}; restart what runs \
@@ -51,18 +53,22 @@ fn converse(stream: &UnixStream, has: &Has) -> Result<(), FrameError> {
         return refuse(stream, Problem::new(ProblemKind::Unavailable, sentence));
     }
     stream.set_read_timeout(None)?;
-    match wish {
-        Wish::Object { url, bytes, sharer, write } => match wanted(has, &url, bytes, (sharer, write)) {
-            Ok(Wanted::Missing) => frame::send(stream, &Answer::Missing {}, &[]),
-            Ok(Wanted::Object(object, filler)) => tell(stream, object, filler),
-            Ok(Wanted::OnGpu(version, claimed)) => give(stream, version, claimed),
-            Err(problem) => refuse(stream, problem),
-        },
-        Wish::Read { url, offset, bytes } => match has.objects.read(&url, offset, bytes.min(MOST_READ)) {
-            Ok((total, bytes)) => frame::send(stream, &Answer::Bytes { total, bytes }, &[]),
-            Err(problem) => refuse(stream, problem),
-        },
-        Wish::Dump { url, bytes, expected } => {
+    match request {
+        DataRequest::Object { url, bytes, sharer, write } => {
+            match wanted(has, &url, bytes, (sharer, write)) {
+                Ok(ObjectSource::Missing) => frame::send(stream, &Answer::Missing {}, &[]),
+                Ok(ObjectSource::Object(object, filler)) => tell(stream, object, filler),
+                Ok(ObjectSource::OnGpu(version, claimed)) => give(stream, version, claimed),
+                Err(problem) => refuse(stream, problem),
+            }
+        }
+        DataRequest::Read { url, offset, bytes } => {
+            match has.objects.read(&url, offset, bytes.min(MOST_READ)) {
+                Ok((total, bytes)) => frame::send(stream, &Answer::Bytes { total, bytes }, &[]),
+                Err(problem) => refuse(stream, problem),
+            }
+        }
+        DataRequest::Dump { url, bytes, expected } => {
             let (Contents {}, memories) = frame::receive(stream)?;
             let Some(memory) = memories.into_iter().next() else { return Ok(()) };
             match has.objects.put(&url, &dump::map(&memory, bytes)?, &expected) {
@@ -70,9 +76,9 @@ fn converse(stream: &UnixStream, has: &Has) -> Result<(), FrameError> {
                 Err(problem) => refuse(stream, problem),
             }
         }
-        Wish::Join { url, version, sharer } => join(stream, &has.copies, Key { sharer, url, version }),
-        Wish::Count {} => frame::send(stream, &Answer::Count(has.objects.count()), &[]),
-        Wish::Exchange(wish) => exchange::serve(stream, &has.exchange, wish),
+        DataRequest::Join { url, version, sharer } => join(stream, &has.copies, Key { sharer, url, version }),
+        DataRequest::Count {} => frame::send(stream, &Answer::Count(has.objects.count()), &[]),
+        DataRequest::Exchange(request) => exchange::serve(stream, &has.exchange, request),
     }
 }
 
@@ -81,39 +87,39 @@ fn refuse(stream: &UnixStream, problem: Problem) -> Result<(), FrameError> {
 }
 
 /// Where an object is to be had.
-enum Wanted {
+enum ObjectSource {
     /// In memory of the host. Who shares it fills the GPU's.
     Object(Arc<Object>, Option<Filler>),
     /// In memory of the GPU.
-    OnGpu(Version, There),
+    OnGpu(Version, GpuCopy),
     /// Nowhere, which the asker allows for.
     Missing,
 }
 
-struct There {
+struct GpuCopy {
     memory: Arc<OwnedFd>,
     room: u64,
     holder: Holder,
 }
 
 fn wanted(
-    has: &Has,
+    has: &MemoryServices,
     url: &str,
     declared: Option<u64>,
     (sharer, write): (Option<Sharer>, Option<Write>),
-) -> Result<Wanted, Problem> {
+) -> Result<ObjectSource, Problem> {
     let Some(sharer) = sharer else {
         if write.is_some() {
             has.objects.check_write(url)?;
         }
         let object = match has.objects.ask(url) {
             Err(Problem { kind: ProblemKind::NotFound, .. }) if write.is_some_and(|write| write.create) => {
-                return Ok(Wanted::Missing);
+                return Ok(ObjectSource::Missing);
             }
             other => other?,
         };
         check_size(url, &object.version, declared)?;
-        return Ok(Wanted::Object(object, None));
+        return Ok(ObjectSource::Object(object, None));
     };
     let claim = |version: &Version| {
         check_size(url, version, declared)?;
@@ -124,14 +130,16 @@ fn wanted(
     if has.copies.has(&sharer, url) {
         let version = has.objects.look(url)?;
         if let Claimed::There { memory, room, holder } = claim(&version)? {
-            return Ok(Wanted::OnGpu(version, There { memory, room, holder }));
+            return Ok(ObjectSource::OnGpu(version, GpuCopy { memory, room, holder }));
         }
     }
     let object = has.objects.ask(url)?;
     let version = object.version.clone();
     Ok(match claim(&version)? {
-        Claimed::There { memory, room, holder } => Wanted::OnGpu(version, There { memory, room, holder }),
-        Claimed::Fill(filler) => Wanted::Object(object, Some(filler)),
+        Claimed::There { memory, room, holder } => {
+            ObjectSource::OnGpu(version, GpuCopy { memory, room, holder })
+        }
+        Claimed::Fill(filler) => ObjectSource::Object(object, Some(filler)),
     })
 }
 
@@ -150,14 +158,18 @@ fn tell(stream: &UnixStream, object: Arc<Object>, filler: Option<Filler>) -> Res
     let reader = object.reader()?;
     frame::send(stream, &Answer::Object { version: object.version.clone() }, &[reader.as_fd()])?;
     let mut told = 0;
+    if object.is_whole() {
+        frame::send(stream, &Answer::Ready { offset: 0, bytes: object.version.bytes }, &[])?;
+        told = usize::MAX;
+    }
     loop {
         match object.news(told) {
-            News::Ready(offset, bytes) => frame::send(stream, &Answer::Ready { offset, bytes }, &[])?,
-            News::End(Ok(())) => {
+            ObjectChange::Ready(offset, bytes) => frame::send(stream, &Answer::Ready { offset, bytes }, &[])?,
+            ObjectChange::End(Ok(())) => {
                 frame::send(stream, &Answer::Whole {}, &[])?;
                 break;
             }
-            News::End(Err(problem)) => return refuse(stream, problem),
+            ObjectChange::End(Err(problem)) => return refuse(stream, problem),
         }
         told += 1;
     }
@@ -169,8 +181,8 @@ fn tell(stream: &UnixStream, object: Arc<Object>, filler: Option<Filler>) -> Res
 }
 
 /// Gives memory of a GPU, for as long as the asker is there.
-fn give(stream: &UnixStream, version: Version, there: There) -> Result<(), FrameError> {
-    let There { memory, room, holder: _holder } = there;
+fn give(stream: &UnixStream, version: Version, there: GpuCopy) -> Result<(), FrameError> {
+    let GpuCopy { memory, room, holder: _holder } = there;
     frame::send(stream, &Answer::OnGpu { version, room }, &[memory.as_fd()])?;
     wait(stream)
 }
@@ -178,7 +190,9 @@ fn give(stream: &UnixStream, version: Version, there: There) -> Result<(), Frame
 /// Gives memory of a GPU, or takes what the asker has.
 fn join(stream: &UnixStream, copies: &Arc<Copies>, key: Key) -> Result<(), FrameError> {
     match copies.claim(&key) {
-        Claimed::There { memory, room, holder } => give(stream, key.version, There { memory, room, holder }),
+        Claimed::There { memory, room, holder } => {
+            give(stream, key.version, GpuCopy { memory, room, holder })
+        }
         Claimed::Fill(filler) => {
             frame::send(stream, &Answer::Fill {}, &[])?;
             hold(stream, filler, None)
@@ -197,5 +211,5 @@ fn hold(stream: &UnixStream, filler: Filler, object: Option<Arc<Object>>) -> Res
 
 /// Returns when the asker has gone.
 fn wait(stream: &UnixStream) -> Result<(), FrameError> {
-    frame::receive::<Want>(stream).map(drop)
+    frame::receive::<DataRequestHead>(stream).map(drop)
 }

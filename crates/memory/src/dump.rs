@@ -11,13 +11,15 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
+use memmap2::MmapOptions;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use object_store::{
     GetOptions, MultipartUpload, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion,
 };
@@ -26,7 +28,7 @@ use rekindle_protocol::fault;
 use tokio::task::JoinSet;
 
 use crate::fetch;
-use crate::store::{self, Place, Way};
+use crate::store::{self, ObjectLocation, StoreAccess};
 
 /// What is larger goes to S3 in parts.
 const LARGEST_WHOLE: u64 = 64 << 20;
@@ -37,69 +39,35 @@ const TOGETHER: usize = 8;
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What is to be written, mapped from whoever has filled it.
-struct Contents {
-    base: *const u8,
-    bytes: usize,
-}
-
-// SAFETY: memory that is only read here; its file cannot become shorter.
-unsafe impl Send for Contents {}
-// SAFETY: as above.
-unsafe impl Sync for Contents {}
-
-impl AsRef<[u8]> for Contents {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: mapped by `map` for as long as this is there, of a file that is so long and cannot become shorter. Who filled
-        // it has told that it is filled.
-        unsafe { std::slice::from_raw_parts(self.base, self.bytes) }
-    }
-}
-
-impl Drop for Contents {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and referred to by nobody any more.
-        unsafe { libc::munmap(self.base.cast_mut().cast(), self.bytes) };
-    }
-}
-
 /// The contents of a file in memory that is sealed at this size.
 pub fn map(file: &OwnedFd, bytes: u64) -> std::io::Result<Bytes> {
-    let number = file.as_raw_fd();
-    // SAFETY: asks what may be done with a file.
-    let seals = unsafe { libc::fcntl(number, libc::F_GET_SEALS) };
+    let seals = SealFlag::from_bits_retain(fcntl(file, FcntlArg::F_GET_SEALS)?);
     let length = File::from(file.try_clone()?).metadata()?.len();
-    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || length < bytes || bytes == 0 {
+    if !seals.contains(SealFlag::F_SEAL_SHRINK) || length < bytes || bytes == 0 {
         return Err(std::io::Error::other("what is to be written is not in memory of that size"));
     }
-    // SAFETY: a new mapping, at an address of the kernel's choice, of a file that is at least so long and stays so.
-    let base = unsafe {
-        libc::mmap(std::ptr::null_mut(), bytes as usize, libc::PROT_READ, libc::MAP_SHARED, number, 0)
-    };
-    if base == libc::MAP_FAILED {
-        return Err(std::io::Error::last_os_error());
-    }
-    Ok(Bytes::from_owner(Contents { base: base.cast_const().cast(), bytes: bytes as usize }))
+    // SAFETY: the file is at least so long and stays so. Who filled it has told that it is filled.
+    Ok(Bytes::from_owner(unsafe { MmapOptions::new().len(bytes as usize).map(file)? }))
 }
 
 /// Writes it, and says which version the object is then.
 pub async fn put(
     name: &str,
-    place: &Place,
+    location: &ObjectLocation,
     contents: &Bytes,
     expected: &Expected,
     patience: Duration,
 ) -> Result<Version, Problem> {
     let until = Instant::now() + patience;
     loop {
-        let problem = match attempt(name, place, contents, expected).await {
+        let problem = match attempt(name, location, contents, expected).await {
             Ok(version) => return Ok(version),
             Err(problem) => problem,
         };
         let is_over = Instant::now() > until;
         match problem.kind {
             ProblemKind::Changed => {
-                return match holds(place, contents).await {
+                return match holds(location, contents).await {
                     Some(version) => Ok(version),
                     None => Err(problem),
                 };
@@ -115,18 +83,18 @@ pub async fn put(
 
 async fn attempt(
     name: &str,
-    place: &Place,
+    location: &ObjectLocation,
     contents: &Bytes,
     expected: &Expected,
 ) -> Result<Version, Problem> {
     injected(name, "data-put")?;
-    check(name, place, expected).await?;
-    match &place.way {
-        Way::File(path) => {
-            let (path, contents, taken) = (path.clone(), contents.clone(), place.clone());
+    check(name, location, expected).await?;
+    match &location.way {
+        StoreAccess::File(path) => {
+            let (path, contents, taken) = (path.clone(), contents.clone(), location.clone());
             let (name, expected) = (name.to_string(), expected.clone());
             // One at a time: what is looked at is what is replaced.
-            let _turn = place.turn.lock().await;
+            let _turn = location.replace_lock.lock().await;
             let beside = beside(&path);
             let file = beside.clone();
             let written = tokio::task::spawn_blocking(move || write(&file, &contents)).await;
@@ -142,9 +110,11 @@ async fn attempt(
             }
             placed?;
         }
-        Way::Http { client, url } => http(name, client, url, contents, expected).await?,
-        Way::S3 if contents.len() as u64 > LARGEST_WHOLE => in_parts(name, place, contents, expected).await?,
-        Way::S3 => {
+        StoreAccess::Http { client, url } => http(name, client, url, contents, expected).await?,
+        StoreAccess::S3 if contents.len() as u64 > LARGEST_WHOLE => {
+            in_parts(name, location, contents, expected).await?
+        }
+        StoreAccess::S3 => {
             let mode = match expected {
                 Expected::Missing {} => PutMode::Create,
                 Expected::Is(Version { tag: Some(tag), .. }) => {
@@ -153,11 +123,12 @@ async fn attempt(
                 Expected::Is(_) => PutMode::Overwrite,
             };
             let options = PutOptions { mode, ..PutOptions::default() };
-            let put = place.store.put_opts(&place.path, PutPayload::from(contents.clone()), options).await;
+            let put =
+                location.store.put_opts(&location.path, PutPayload::from(contents.clone()), options).await;
             put.map_err(|error| store::unwritten(name, &error))?;
         }
     }
-    let version = look(name, place).await?;
+    let version = look(name, location).await?;
     match version {
         Some(version) if version.bytes == contents.len() as u64 => Ok(version),
         _ => Err(changed(name)),
@@ -165,8 +136,8 @@ async fn attempt(
 }
 
 /// What the store has now, if it has the object.
-async fn look(name: &str, place: &Place) -> Result<Option<Version>, Problem> {
-    match fetch::look(name, place).await {
+async fn look(name: &str, location: &ObjectLocation) -> Result<Option<Version>, Problem> {
+    match fetch::look(name, location).await {
         Ok(version) => Ok(Some(version)),
         Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
         Err(problem) => Err(problem),
@@ -174,8 +145,8 @@ async fn look(name: &str, place: &Place) -> Result<Option<Version>, Problem> {
 }
 
 /// Whether the store has what is expected.
-async fn check(name: &str, place: &Place, expected: &Expected) -> Result<(), Problem> {
-    match (look(name, place).await?, expected) {
+async fn check(name: &str, location: &ObjectLocation, expected: &Expected) -> Result<(), Problem> {
+    match (look(name, location).await?, expected) {
         (None, Expected::Missing {}) => Ok(()),
         (Some(found), Expected::Is(version)) if found == *version => Ok(()),
         _ => Err(changed(name)),
@@ -183,8 +154,8 @@ async fn check(name: &str, place: &Place, expected: &Expected) -> Result<(), Pro
 }
 
 /// Which version the object is, if it holds this.
-async fn holds(place: &Place, contents: &Bytes) -> Option<Version> {
-    let found = place.store.get_opts(&place.path, GetOptions::default()).await.ok()?;
+async fn holds(location: &ObjectLocation, contents: &Bytes) -> Option<Version> {
+    let found = location.store.get_opts(&location.path, GetOptions::default()).await.ok()?;
     let version = fetch::version_of(&found.meta);
     if version.bytes != contents.len() as u64 {
         return None;
@@ -231,12 +202,17 @@ async fn http(
 }
 
 /// S3 puts parts together without a condition, so it is looked at right before.
-async fn in_parts(name: &str, place: &Place, contents: &Bytes, expected: &Expected) -> Result<(), Problem> {
+async fn in_parts(
+    name: &str,
+    location: &ObjectLocation,
+    contents: &Bytes,
+    expected: &Expected,
+) -> Result<(), Problem> {
     let failed = |error| store::unwritten(name, &error);
-    let mut upload = place.store.put_multipart(&place.path).await.map_err(failed)?;
+    let mut upload = location.store.put_multipart(&location.path).await.map_err(failed)?;
     let sent = send_parts(name, &mut *upload, contents).await;
     let joined = match sent {
-        Ok(()) => check(name, place, expected).await.and_then(|()| injected(name, "data-join")),
+        Ok(()) => check(name, location, expected).await.and_then(|()| injected(name, "data-join")),
         Err(problem) => Err(problem),
     };
     match joined {
@@ -322,4 +298,4 @@ fn injected(name: &str, point: &'static str) -> Result<(), Problem> {
 }
 
 /// For files: one is looked at and replaced at a time.
-pub type Turn = Arc<tokio::sync::Mutex<()>>;
+pub type ReplaceLock = Arc<tokio::sync::Mutex<()>>;

@@ -11,13 +11,14 @@ use rekindle_protocol::fault;
 use tokio::task::JoinSet;
 
 use crate::objects::Object;
-use crate::shared::Shared;
-use crate::store::{self, Place};
+use crate::store::{self, ObjectLocation};
 
 /// What is asked for at once.
 const PIECE: u64 = 8 << 20;
 /// So many are under way together.
 const TOGETHER: usize = 16;
+/// Of a piece, as soon as so much more is there, it is said to be: who copies it elsewhere does that meanwhile.
+const STEP: u64 = 2 << 20;
 
 /// The version that a store speaks of.
 pub fn version_of(meta: &ObjectMeta) -> Version {
@@ -36,52 +37,56 @@ pub fn is_of(version: &Version, meta: &ObjectMeta) -> bool {
 }
 
 /// What the store has now.
-pub async fn look(name: &str, place: &Place) -> Result<Version, Problem> {
+pub async fn look(name: &str, location: &ObjectLocation) -> Result<Version, Problem> {
     injected(name, "data-look")?;
     let options = GetOptions { head: true, ..GetOptions::default() };
-    let found = place.store.get_opts(&place.path, options).await;
+    let found = location.store.get_opts(&location.path, options).await;
     found.map(|found| version_of(&found.meta)).map_err(|error| store::problem(name, &error))
 }
 
 /// A range of what the store has now, as far as it goes, and how many bytes that has.
-pub async fn read(name: &str, place: &Place, offset: u64, bytes: u64) -> Result<(u64, Vec<u8>), Problem> {
+pub async fn read(
+    name: &str,
+    location: &ObjectLocation,
+    offset: u64,
+    bytes: u64,
+) -> Result<(u64, Vec<u8>), Problem> {
     let range = Some(GetRange::Bounded(offset..offset.saturating_add(bytes)));
     let options = GetOptions { range, ..GetOptions::default() };
     let failed = |error| store::problem(name, &error);
-    let found = place.store.get_opts(&place.path, options).await.map_err(failed)?;
+    let found = location.store.get_opts(&location.path, options).await.map_err(failed)?;
     let total = found.meta.size;
     let bytes = found.bytes().await.map_err(failed)?;
     Ok((total, bytes.to_vec()))
 }
 
-/// Fills the object's memory, and says of each piece that it is there. Each is a task of its own: what takes most time is to
-/// copy, and that several processors do together.
-pub async fn fetch(name: &str, place: &Place, object: &Arc<Object>) -> Result<(), Problem> {
+/// Fills the object's memory, and says what of it is there. Each piece is a task of its own: what takes most time is to copy,
+/// and that several processors do together.
+pub async fn fetch(name: &str, location: &ObjectLocation, object: &Arc<Object>) -> Result<(), Problem> {
     let (name, bytes): (Arc<str>, _) = (name.into(), object.version.bytes);
     let mut left = (0..bytes.div_ceil(PIECE)).map(|number| number * PIECE);
     let mut under_way = JoinSet::new();
     loop {
         for offset in left.by_ref().take(TOGETHER - under_way.len()) {
-            let (name, place, object) = (name.clone(), place.clone(), object.clone());
+            let (name, location, object) = (name.clone(), location.clone(), object.clone());
             let length = PIECE.min(bytes - offset);
-            under_way.spawn(async move { piece(&name, &place, &object, offset, length).await });
+            under_way.spawn(async move { piece(&name, &location, &object, offset, length).await });
         }
         let Some(done) = under_way.join_next().await else { return Ok(()) };
-        let (offset, bytes) = done.unwrap_or_else(|error| {
+        done.unwrap_or_else(|error| {
             let sentence = format!("{name} cannot be read: the task that reads it {error}; load it again");
             Err(Problem::new(ProblemKind::Unavailable, sentence))
         })?;
-        object.add(offset, bytes);
     }
 }
 
 async fn piece(
     name: &str,
-    place: &Place,
+    location: &ObjectLocation,
     object: &Arc<Object>,
     offset: u64,
     bytes: u64,
-) -> Result<(u64, u64), Problem> {
+) -> Result<(), Problem> {
     injected(name, "data-piece")?;
     let options = GetOptions {
         range: Some(GetRange::Bounded(offset..offset + bytes)),
@@ -89,21 +94,21 @@ async fn piece(
         ..GetOptions::default()
     };
     let failed = |error| store::problem(name, &error);
-    let found = place.store.get_opts(&place.path, options).await.map_err(failed)?;
+    let found = location.store.get_opts(&location.path, options).await.map_err(failed)?;
     if !is_of(&object.version, &found.meta) {
         return Err(Problem::new(ProblemKind::Changed, store::changed(name)));
     }
     match found.payload {
         GetResultPayload::File(file, _) => {
             let object = object.clone();
-            let read = move || copy(&file, &object.memory, offset, bytes);
+            let read = move || copy(&file, &object, offset, bytes);
             let read = tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other);
             if read.and_then(|read| read).is_err() {
                 return Err(short(name));
             }
         }
         GetResultPayload::Stream(mut chunks) => {
-            let mut at = offset;
+            let (mut at, mut told) = (offset, offset);
             while let Some(chunk) = chunks.try_next().await.map_err(failed)? {
                 let end = at + chunk.len() as u64;
                 if end > offset + bytes {
@@ -111,23 +116,28 @@ async fn piece(
                 }
                 object.memory.write(at, &chunk).map_err(|error| no_memory(name, &error))?;
                 at = end;
+                if at - told >= STEP {
+                    object.add(told, at - told);
+                    told = at;
+                }
             }
             if at != offset + bytes {
                 return Err(short(name));
             }
+            object.add(told, at - told);
         }
     }
-    Ok((offset, bytes))
+    Ok(())
 }
 
 /// Copies a range of a file to the same place in memory.
-fn copy(file: &File, memory: &Shared, offset: u64, bytes: u64) -> std::io::Result<()> {
-    const AT_ONCE: u64 = 1 << 20;
-    let mut buffer = vec![0; AT_ONCE.min(bytes) as usize];
-    for at in (offset..offset + bytes).step_by(AT_ONCE as usize) {
-        let buffer = &mut buffer[..AT_ONCE.min(offset + bytes - at) as usize];
+fn copy(file: &File, object: &Object, offset: u64, bytes: u64) -> std::io::Result<()> {
+    let mut buffer = vec![0; STEP.min(bytes) as usize];
+    for at in (offset..offset + bytes).step_by(STEP as usize) {
+        let buffer = &mut buffer[..STEP.min(offset + bytes - at) as usize];
         file.read_exact_at(buffer, at)?;
-        memory.write(at, buffer)?;
+        object.memory.write(at, buffer)?;
+        object.add(at, buffer.len() as u64);
     }
     Ok(())
 }

@@ -16,9 +16,9 @@ use tokio::runtime::Handle;
 
 use crate::dump;
 use crate::fetch;
-use crate::room::{Budget, Room};
+use crate::room::{Budget, Reservation};
 use crate::shared::Shared;
-use crate::store::{Place, Stores};
+use crate::store::{ObjectLocation, Stores};
 
 /// One version of an object.
 pub struct Object {
@@ -26,7 +26,7 @@ pub struct Object {
     pub memory: Shared,
     progress: Mutex<Progress>,
     changed: Condvar,
-    _room: Room,
+    _room: Reservation,
 }
 
 #[derive(Default)]
@@ -37,7 +37,7 @@ struct Progress {
 }
 
 /// What there is to say of an object beyond what was said.
-pub enum News {
+pub enum ObjectChange {
     Ready(u64, u64),
     End(Result<(), Problem>),
 }
@@ -51,9 +51,12 @@ impl Object {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// These bytes are there.
     pub fn add(&self, offset: u64, bytes: u64) {
-        self.progress().ready.push((offset, bytes));
-        self.changed.notify_all();
+        if bytes > 0 {
+            self.progress().ready.push((offset, bytes));
+            self.changed.notify_all();
+        }
     }
 
     fn end(&self, how: Result<(), Problem>) {
@@ -61,15 +64,19 @@ impl Object {
         self.changed.notify_all();
     }
 
+    pub fn is_whole(&self) -> bool {
+        self.progress().end == Some(Ok(()))
+    }
+
     /// Waits for the next news after so many.
-    pub fn news(&self, after: usize) -> News {
+    pub fn news(&self, after: usize) -> ObjectChange {
         let mut progress = self.progress();
         loop {
             if let Some((offset, bytes)) = progress.ready.get(after) {
-                return News::Ready(*offset, *bytes);
+                return ObjectChange::Ready(*offset, *bytes);
             }
             if let Some(end) = &progress.end {
-                return News::End(end.clone());
+                return ObjectChange::End(end.clone());
             }
             progress = self.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
         }
@@ -78,12 +85,12 @@ impl Object {
 
 /// Somebody's question to the store, which others wait for too, and what follows from it.
 #[derive(Default)]
-struct Flight {
+struct PendingFetch {
     found: Mutex<Option<Result<Arc<Object>, Problem>>>,
     landed: Condvar,
 }
 
-impl Flight {
+impl PendingFetch {
     fn land(&self, how: Result<Arc<Object>, Problem>) {
         *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some(how);
         self.landed.notify_all();
@@ -102,13 +109,13 @@ impl Flight {
 
 #[derive(Default)]
 struct Entry {
-    flight: Option<Arc<Flight>>,
+    flight: Option<Arc<PendingFetch>>,
     object: Option<Arc<Object>>,
     used: u64,
 }
 
 #[derive(Default)]
-struct Known {
+struct ObjectTable {
     entries: HashMap<String, Entry>,
     /// How often something was asked for.
     asked: u64,
@@ -129,7 +136,7 @@ pub struct Objects {
     stores: Stores,
     budget: Arc<Budget>,
     runtime: Handle,
-    known: Mutex<Known>,
+    known: Mutex<ObjectTable>,
     tally: Tally,
 }
 
@@ -160,20 +167,20 @@ impl Objects {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ObjectTable> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The version that its store has now.
     pub fn look(&self, name: &str) -> Result<Version, Problem> {
-        let place = self.stores.find(name)?;
-        self.runtime.block_on(fetch::look(name, &place))
+        let location = self.stores.find(name)?;
+        self.runtime.block_on(fetch::look(name, &location))
     }
 
     /// Bytes of it from its store, and how many it has.
     pub fn read(&self, name: &str, offset: u64, bytes: u64) -> Result<(u64, Vec<u8>), Problem> {
-        let place = self.stores.find(name)?;
-        self.runtime.block_on(fetch::read(name, &place, offset, bytes))
+        let location = self.stores.find(name)?;
+        self.runtime.block_on(fetch::read(name, &location, offset, bytes))
     }
 
     /// Whether programs may write to it.
@@ -183,9 +190,9 @@ impl Objects {
 
     /// Writes it, in place of what is expected, and says which version it is then.
     pub fn put(&self, name: &str, contents: &Bytes, expected: &Expected) -> Result<Version, Problem> {
-        let (began, place) = (Instant::now(), self.stores.find(name)?);
-        self.stores.check_write(name, &place)?;
-        let put = dump::put(name, &place, contents, expected, self.stores.patience());
+        let (began, location) = (Instant::now(), self.stores.find(name)?);
+        self.stores.check_write(name, &location)?;
+        let put = dump::put(name, &location, contents, expected, self.stores.patience());
         let version = self.runtime.block_on(put).inspect_err(|problem| log::warn!("{}", problem.sentence))?;
         log::info!("wrote {name}: {} bytes in {:.3} s", contents.len(), began.elapsed().as_secs_f64());
         Ok(version)
@@ -193,7 +200,7 @@ impl Objects {
 
     /// The object as its store has it now; its bytes may be still to come.
     pub fn ask(self: &Arc<Objects>, name: &str) -> Result<Arc<Object>, Problem> {
-        let place = self.stores.find(name)?;
+        let location = self.stores.find(name)?;
         let flight = {
             let mut known = self.known();
             known.asked += 1;
@@ -203,10 +210,10 @@ impl Objects {
             match &entry.flight {
                 Some(flight) => flight.clone(),
                 None => {
-                    let flight = Arc::new(Flight::default());
+                    let flight = Arc::new(PendingFetch::default());
                     entry.flight = Some(flight.clone());
                     let (objects, name, own) = (self.clone(), name.to_string(), flight.clone());
-                    std::thread::spawn(move || objects.fly(&name, &place, &own));
+                    std::thread::spawn(move || objects.fly(&name, &location, &own));
                     flight
                 }
             }
@@ -215,14 +222,14 @@ impl Objects {
     }
 
     /// Asks the store, and fetches what is not there.
-    fn fly(&self, name: &str, place: &Place, flight: &Flight) {
+    fn fly(&self, name: &str, location: &ObjectLocation, flight: &PendingFetch) {
         let began = Instant::now();
-        let found = self.find(name, place);
+        let found = self.find(name, location);
         flight.land(found.clone().map(|(object, _)| object));
         let kept = match found {
             Ok((object, false)) => Some(object),
             Ok((object, true)) => {
-                let fetched = self.runtime.block_on(fetch::fetch(name, place, &object));
+                let fetched = self.runtime.block_on(fetch::fetch(name, location, &object));
                 let (bytes, took) = (object.version.bytes, began.elapsed().as_secs_f64());
                 match &fetched {
                     Ok(()) => log::info!("fetched {name}: {bytes} bytes in {took:.3} s"),
@@ -252,8 +259,8 @@ impl Objects {
     }
 
     /// What is in memory of the version that the store has now, or room for it, which is to be filled.
-    fn find(&self, name: &str, place: &Place) -> Result<(Arc<Object>, bool), Problem> {
-        let version = self.runtime.block_on(fetch::look(name, place))?;
+    fn find(&self, name: &str, location: &ObjectLocation) -> Result<(Arc<Object>, bool), Problem> {
+        let version = self.runtime.block_on(fetch::look(name, location))?;
         let kept = self.known().entries.get_mut(name).and_then(|entry| entry.object.take());
         if let Some(object) = kept.filter(|object| object.version == version) {
             return Ok((object, false));

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rekindle_protocol::{descriptors, peer};
 
-use crate::connection::{self, Has};
+use crate::connection::{self, MemoryServices};
 use crate::copies::Copies;
-use crate::exchange::{Exchange, Most};
+use crate::exchange::{Exchange, ExchangeLimits};
 use crate::objects::Objects;
 use crate::room::Budget;
 use crate::store::Stores;
@@ -19,8 +19,8 @@ use crate::store::Stores;
 /// What `rekindled` is called with to be this.
 pub const ARGUMENT: &str = "memory";
 
-/// Threads that take bytes from stores.
-const MOST_THREADS: usize = 8;
+/// Threads that take bytes from stores: what one request at a time brings, each can copy.
+const MOST_THREADS: usize = 16;
 
 /// `rekindled memory BYTES SECONDS GPU_BYTES HOST_BYTES DIRECTORY [URL]…`: the most memory for objects, for how long what fails is
 /// tried again, the most memory of each GPU and of the host for what is handed on, whose files programs may have (an empty word:
@@ -37,7 +37,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let writable = arguments.filter_map(|word| word.into_string().ok()).collect();
     choose_cryptography();
     let stores = Stores::new(Duration::from_secs(patience), files, writable);
-    match run(most, stores, Most { gpu, host }) {
+    match run(most, stores, ExchangeLimits { gpu, host }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error!("the memory daemon cannot go on: {error}");
@@ -51,13 +51,13 @@ pub(crate) fn choose_cryptography() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-fn run(most: u64, stores: Stores, handed_on: Most) -> std::io::Result<()> {
+fn run(most: u64, stores: Stores, handed_on: ExchangeLimits) -> std::io::Result<()> {
     end_on_panic();
     descriptors::make_room();
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).clamp(2, MOST_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let objects = Objects::new(stores, Budget::new(most), runtime.handle().clone());
-    let has = Has { objects, exchange: Exchange::begin(handed_on)?, copies: Copies::new() };
+    let has = MemoryServices { objects, exchange: Exchange::begin(handed_on)?, copies: Copies::new() };
     let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     loop {
         let (stream, _) = listener.accept()?;

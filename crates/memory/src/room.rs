@@ -13,7 +13,7 @@ pub struct Budget {
 }
 
 /// A part of it, until it is dropped.
-pub struct Room {
+pub struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
 }
@@ -38,7 +38,7 @@ impl Budget {
 
     /// Waits until there is room. `evict` drops what nobody uses, one object at a time; false if there is none. Nothing
     /// for what never fits.
-    pub fn take(self: &Arc<Budget>, bytes: u64, evict: impl Fn() -> bool) -> Option<Room> {
+    pub fn take(self: &Arc<Budget>, bytes: u64, evict: impl Fn() -> bool) -> Option<Reservation> {
         if bytes > self.most {
             return None;
         }
@@ -46,7 +46,7 @@ impl Budget {
             let mut used = self.used();
             if *used + bytes <= self.most {
                 *used += bytes;
-                return Some(Room { budget: self.clone(), bytes });
+                return Some(Reservation { budget: self.clone(), bytes });
             }
             drop(used);
             if !evict() {
@@ -57,7 +57,7 @@ impl Budget {
     }
 }
 
-impl Drop for Room {
+impl Drop for Reservation {
     fn drop(&mut self) {
         *self.budget.used() -= self.bytes;
         self.budget.given.notify_all();

@@ -2,34 +2,38 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+/// So much gets its pages at once.
+const STEP: usize = 2 << 20;
 
 /// Written here, read by whoever has the descriptor that [`Shared::reader`] gives. Its size never changes.
 ///
-/// It is not mapped here: a page that is written whole by a system call is neither cleared first nor faulted in.
+/// It is mapped here: of those who write to a file by system calls the kernel lets in one at a time.
 pub struct Shared {
     file: File,
+    /// None of nothing.
+    memory: Option<MmapRaw>,
+    /// Which steps have their pages.
+    populated: Box<[AtomicBool]>,
 }
 
 impl Shared {
     pub fn new(bytes: u64) -> io::Result<Shared> {
-        // SAFETY: makes a descriptor, which is ours alone.
-        let file = unsafe {
-            let number =
-                libc::memfd_create(c"rekindle-data".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-            if number < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            File::from(OwnedFd::from_raw_fd(number))
-        };
+        let file =
+            File::from(memfd_create(c"rekindle-data", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
         file.set_len(bytes)?;
-        let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-        // SAFETY: changes what may be done with our file.
-        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
-            0 => Ok(Shared { file }),
-            _ => Err(io::Error::last_os_error()),
-        }
+        let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let memory = (length > 0).then(|| MmapOptions::new().len(length).map_raw(&file)).transpose()?;
+        let populated = (0..length.div_ceil(STEP)).map(|_| AtomicBool::new(false)).collect();
+        Ok(Shared { file, memory, populated })
     }
 
     /// A descriptor by which it can be mapped and read, and not be written.
@@ -37,15 +41,51 @@ impl Shared {
         Ok(File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?.into())
     }
 
-    /// Puts bytes there; an error if they go beyond its end.
+    /// Puts bytes there; an error if they go beyond its end, or if there is no memory for them. Whoever writes at the same
+    /// time writes elsewhere.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        let length = self.memory.as_ref().map_or(0, MmapRaw::len);
+        let start = usize::try_from(offset).ok().filter(|start| *start <= length);
+        let start =
+            start.filter(|start| bytes.len() <= length - start).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let Some(memory) = self.memory.as_ref().filter(|_| !bytes.is_empty()) else { return Ok(()) };
+        for step in start / STEP..=(start + bytes.len() - 1) / STEP {
+            self.populate(memory, step)?;
+        }
+        // SAFETY: from here on to the end of the bytes all lies inside of the mapping, which nobody else unmaps; its file is
+        // sealed against becoming shorter.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_mut_ptr().add(start), bytes.len()) };
+        Ok(())
+    }
+
+    /// Has all pages of a step made by one call, and learns where there is no memory for them by an error, in place of a
+    /// signal.
+    fn populate(&self, memory: &MmapRaw, step: usize) -> io::Result<()> {
+        let start = step * STEP;
+        if self.populated[step].load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match memory.advise_range(Advice::PopulateWrite, start, STEP.min(memory.len() - start)) {
+            // A kernel that does not know it makes them when they are written to.
+            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
+            _ => self.populated[step].store(true, Ordering::Release),
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
+
+    #[test]
+    fn nothing_is_shared_of_nothing() {
+        let shared = Shared::new(0).unwrap();
+        shared.write(0, b"").unwrap();
+        assert!(shared.write(0, b"0").is_err());
+    }
 
     #[test]
     fn readers_see_what_is_written_and_can_change_nothing() {

@@ -14,7 +14,7 @@ use object_store::{BackoffConfig, ClientOptions, Error, ObjectStore, RetryConfig
 use rekindle_protocol::data::{Problem, ProblemKind};
 use url::Url;
 
-use crate::dump::Turn;
+use crate::dump::ReplaceLock;
 
 /// By one of these the environment has credentials for S3; else the machine is asked for its own.
 const CREDENTIALS: [&str; 5] = [
@@ -30,17 +30,17 @@ const LONGEST_REASON: usize = 300;
 
 /// An object of a store.
 #[derive(Clone)]
-pub struct Place {
+pub struct ObjectLocation {
     pub store: Arc<dyn ObjectStore>,
     pub path: Path,
-    pub way: Way,
+    pub way: StoreAccess,
     /// Of those who replace files.
-    pub turn: Turn,
+    pub replace_lock: ReplaceLock,
 }
 
 /// How it is written.
 #[derive(Clone)]
-pub enum Way {
+pub enum StoreAccess {
     S3,
     Http { client: reqwest::Client, url: String },
     File(PathBuf),
@@ -54,7 +54,7 @@ pub struct Stores {
     /// How the URLs begin that programs may write to.
     writable: Vec<String>,
     client: reqwest::Client,
-    turn: Turn,
+    replace_lock: ReplaceLock,
 }
 
 impl Stores {
@@ -64,8 +64,8 @@ impl Stores {
         // What programs name is looked for where it really lies.
         let files = files.map(|files| files.canonicalize().unwrap_or(files));
         let writable = writable.into_iter().filter(|one| !one.is_empty()).collect();
-        let (client, turn) = (reqwest::Client::new(), Turn::default());
-        Stores { known: Mutex::default(), patience, files, writable, client, turn }
+        let (client, replace_lock) = (reqwest::Client::new(), ReplaceLock::default());
+        Stores { known: Mutex::default(), patience, files, writable, client, replace_lock }
     }
 
     pub fn patience(&self) -> Duration {
@@ -73,10 +73,10 @@ impl Stores {
     }
 
     /// Whether programs may write to it.
-    pub fn check_write(&self, name: &str, place: &Place) -> Result<(), Problem> {
+    pub fn check_write(&self, name: &str, location: &ObjectLocation) -> Result<(), Problem> {
         // What the path really is, whatever was escaped in the name.
         let origin = Url::parse(name).map(|url| url[..url::Position::BeforePath].to_string());
-        let real = format!("{}/{}", origin.unwrap_or_default(), place.path.as_ref());
+        let real = format!("{}/{}", origin.unwrap_or_default(), location.path.as_ref());
         let begins = |prefix: &String| {
             let rest = real.strip_prefix(prefix.as_str());
             rest.is_some_and(|rest| rest.is_empty() || prefix.ends_with('/') || rest.starts_with('/'))
@@ -98,7 +98,7 @@ impl Stores {
         Err(Problem::new(ProblemKind::Access, sentence))
     }
 
-    pub fn find(&self, name: &str) -> Result<Place, Problem> {
+    pub fn find(&self, name: &str) -> Result<ObjectLocation, Problem> {
         let bad = |why: String| {
             let sentence = format!(
                 "{name} names no object: {why}; write s3://BUCKET/KEY, http(s)://HOST/PATH or file:///PATH"
@@ -109,17 +109,17 @@ impl Stores {
         if url.query().is_some() || url.fragment().is_some() {
             return Err(bad("it has a query or a fragment".to_string()));
         }
-        let mut way = Way::S3;
+        let mut way = StoreAccess::S3;
         let path = match url.scheme() {
             "file" => {
                 let path = url.to_file_path().map_err(|()| bad("it has no absolute path".to_string()))?;
                 let path = self.real(name, &path)?;
-                way = Way::File(path.clone());
+                way = StoreAccess::File(path.clone());
                 Path::from_absolute_path(path)
             }
             "s3" => Path::from_url_path(url.path()),
             "http" | "https" => {
-                way = Way::Http { client: self.client.clone(), url: url.to_string() };
+                way = StoreAccess::Http { client: self.client.clone(), url: url.to_string() };
                 Path::from_url_path(url.path())
             }
             other => return Err(bad(format!("there are no stores of {other:?}"))),
@@ -131,11 +131,16 @@ impl Stores {
         let key = url[..url::Position::BeforePath].to_string();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = known.get(&key) {
-            return Ok(Place { store: store.clone(), path, way, turn: self.turn.clone() });
+            return Ok(ObjectLocation {
+                store: store.clone(),
+                path,
+                way,
+                replace_lock: self.replace_lock.clone(),
+            });
         }
         let store = self.open(&url).map_err(|error| problem(name, &error))?;
         known.insert(key, store.clone());
-        Ok(Place { store, path, way, turn: self.turn.clone() })
+        Ok(ObjectLocation { store, path, way, replace_lock: self.replace_lock.clone() })
     }
 
     /// Where a file really lies, if programs may have it: they may be of users who may read less than we.

@@ -10,7 +10,8 @@
 //! each GPU. One that finds its GPU full all the same waits again, until others have gone for it. Who goes is who saves the fewest requests a second for
 //! the bytes that it holds; none does that has a request. Nothing is called with the book locked.
 
-mod book;
+mod holding;
+mod ledger;
 mod share;
 mod step;
 #[cfg(test)]
@@ -24,11 +25,12 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use book::{Book, Key};
+pub use holding::{Datum, Holding};
+use ledger::{Key, MemoryLedger};
 use rekindle_protocol::tenant::Quota;
 use step::{Idle, Step};
 
-use crate::plan::{Need, Source};
+use crate::plan::{MemoryNeed, Source};
 use crate::policy::IdleInstance;
 use crate::service::Service;
 
@@ -50,10 +52,10 @@ pub struct Memory {
 
 #[derive(Default)]
 struct State {
-    book: Book,
+    ledger: MemoryLedger,
     services: BTreeMap<u64, Weak<Service>>,
-    /// The most that instances of an image had, by its id.
-    most: BTreeMap<String, u64>,
+    /// The most that instances of an image had, by its id, and the data that they had.
+    most: BTreeMap<String, Holding>,
 }
 
 impl Memory {
@@ -70,7 +72,7 @@ impl Memory {
 
     /// Bytes of each GPU that instances have.
     pub fn used(&self) -> BTreeMap<String, u64> {
-        self.lock().book.used()
+        self.lock().ledger.used()
     }
 
     /// A number for a service that there is from now on.
@@ -82,32 +84,32 @@ impl Memory {
         let mut state = self.lock();
         state.services.insert(service.number, Arc::downgrade(service));
         if let Some(tenant) = service.tenant() {
-            state.book.shares.join(service.number, &tenant.name);
+            state.ledger.shares.join(service.number, &tenant.name);
         }
     }
 
     pub(crate) fn leave(&self, service: u64) {
         let mut state = self.lock();
         state.services.remove(&service);
-        state.book.shares.leave(service);
+        state.ledger.shares.leave(service);
     }
 
     /// Has a tenant's services have so much together from now on.
     pub(crate) fn share(&self, tenant: &str, quota: Quota) {
-        self.change(|state, _| state.book.shares.set(tenant, quota.into()));
+        self.change(|state, _| state.ledger.shares.set(tenant, quota.into()));
     }
 
     /// How many instances a tenant's services have, and the bytes of those.
     pub fn used_by(&self, tenant: &str) -> (usize, u64) {
-        let tally = self.lock().book.tally(tenant);
+        let tally = self.lock().ledger.tally(tenant);
         (tally.instances, tally.bytes)
     }
 
     /// An instance is to have what it needs, and waits until it does.
     pub(crate) fn claim(&self, key: Key, source: &Source) {
         self.change(|state, limit| {
-            let bytes = state.bytes(key, source, limit);
-            state.book.claim(&source.need.gpu, key, bytes);
+            let holding = state.claimed(key, source, limit);
+            state.ledger.claim(&source.need.gpu, key, holding);
         });
     }
 
@@ -116,50 +118,51 @@ impl Memory {
         &self,
         key: Key,
         source: &Source,
-        left: u64,
+        left: Holding,
         (missing, why): (u64, String),
         now: Instant,
     ) {
         self.change(|state, limit| {
-            let bytes = (state.bytes(key, source, limit), left);
-            state.book.found_full(&source.need.gpu, key, bytes, (missing, why), now);
+            let holdings = (state.claimed(key, source, limit), left);
+            state.ledger.found_full(&source.need.gpu, key, holdings, (missing, why), now);
         });
     }
 
     /// An instance has so much, whatever it was granted.
-    pub(crate) fn hold(&self, key: Key, gpu: &str, bytes: u64) {
-        self.change(|state, _| state.book.hold(gpu, key, bytes));
+    pub(crate) fn hold(&self, key: Key, gpu: &str, holding: Holding) {
+        self.change(|state, _| state.ledger.hold(gpu, key, holding));
     }
 
     /// An instance that runs was measured.
-    pub(crate) fn measured(&self, key: Key, source: &Source, bytes: u64) {
+    pub(crate) fn measured(&self, key: Key, source: &Source, holding: Holding) {
         self.change(|state, _| {
             let most = state.most.entry(source.id.clone()).or_default();
-            *most = bytes.max(*most);
-            state.book.measured(key, bytes);
+            most.own = most.own.max(holding.own);
+            holding.data.iter().for_each(|datum| most.add(datum.to_come()));
+            state.ledger.measured(key, holding);
         });
     }
 
     pub(crate) fn stays(&self, key: Key) {
-        self.change(|state, _| state.book.stays(key));
+        self.change(|state, _| state.ledger.stays(key));
     }
 
     pub(crate) fn gone(&self, key: Key) {
-        self.change(|state, _| state.book.gone(key));
+        self.change(|state, _| state.ledger.gone(key));
     }
 
     pub(crate) fn withdraw(&self, key: Key) {
-        self.change(|state, _| state.book.withdraw(key));
+        self.change(|state, _| state.ledger.withdraw(key));
     }
 
-    /// What an instance has, bytes.
+    /// What an instance has, bytes. What several have counts once, for the first of them.
     pub(crate) fn bytes(&self, key: Key) -> u64 {
-        self.lock().book.bytes(key).unwrap_or(0)
+        self.lock().ledger.bytes(key).unwrap_or(0)
     }
 
     /// Why an instance waits, if it does.
     pub(crate) fn why(&self, key: Key) -> Option<String> {
-        self.lock().book.why(key, self.limit)
+        self.lock().ledger.why(key, self.limit)
     }
 
     /// Looks how much instances have, where there is a limit to keep to, and has done what is due.
@@ -173,7 +176,7 @@ impl Memory {
 
     /// Whether anybody has less memory than there is.
     pub fn is_bounded(&self) -> bool {
-        self.limit.is_some() || self.lock().book.shares.bounds_bytes()
+        self.limit.is_some() || self.lock().ledger.shares.bounds_bytes()
     }
 
     /// Something has happened that others may have waited for.
@@ -186,7 +189,7 @@ impl Memory {
     fn change(&self, event: impl FnOnce(&mut State, Option<u64>)) {
         let mut state = self.lock();
         event(&mut state, self.limit);
-        self.short.store(state.book.is_short(self.limit), Ordering::Release);
+        self.short.store(state.ledger.is_short(self.limit), Ordering::Release);
         drop(state);
         self.look();
     }
@@ -215,14 +218,14 @@ impl Memory {
             let mut state = self.lock();
             let of = |(service, one): &(u64, IdleInstance)| {
                 let key = (*service, one.instance);
-                let held = state.book.bytes(key).unwrap_or(0);
+                let held = state.ledger.frees(key);
                 // At level `gpu` a program that sleeps gives its context back, and its memory once it ends.
                 let frees = if one.keeps_memory { one.context.clamp(1, held.max(1)) } else { held };
                 Idle { key, rate: one.rate, frees, ends: one.ends, since: one.since }
             };
             let idle: Vec<Idle> = idle.iter().map(of).collect();
-            let steps = state.book.step(self.limit, &idle, now);
-            self.short.store(state.book.is_short(self.limit), Ordering::Release);
+            let steps = state.ledger.step(self.limit, &idle, now);
+            self.short.store(state.ledger.is_short(self.limit), Ordering::Release);
             steps
         };
         for step in steps {
@@ -258,12 +261,19 @@ pub async fn keep_looking(memory: Weak<Memory>) {
 impl State {
     /// What an instance is to be granted: what others of the image had, or else what the image says. One that grew beyond the
     /// limit may have all of it.
-    fn bytes(&self, key: Key, source: &Source, limit: Option<u64>) -> u64 {
-        let share = self.book.shares.of(key.0).and_then(|(_, share)| share.bytes);
+    fn claimed(&self, key: Key, source: &Source, limit: Option<u64>) -> Holding {
+        let share = self.ledger.shares.of(key.0).and_then(|(_, share)| share.bytes);
         let limit = limit.into_iter().chain(share).min();
-        let Need { program, context, .. } = source.need;
+        let MemoryNeed { program, context, .. } = source.need;
+        let most = self.most.get(&source.id);
         let said = program + context;
-        let known = self.most.get(&source.id).map_or(said, |most| program.max(*most));
-        limit.filter(|limit| program <= *limit).map_or(known, |limit| known.min(limit))
+        let own = most.map_or(said, |most| program.max(most.own));
+        let mut holding = Holding { own, data: source.need.data.clone() };
+        most.into_iter().flat_map(|most| &most.data).for_each(|datum| holding.add(datum.clone()));
+        let data = holding.alone() - own;
+        if let Some(limit) = limit.filter(|limit| program + data <= *limit) {
+            holding.own = own.min(limit - data);
+        }
+        holding
     }
 }

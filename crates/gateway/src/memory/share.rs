@@ -6,14 +6,14 @@ use rekindle_protocol::tenant::Quota;
 
 /// None: as much as there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct TenantLimit {
     pub bytes: Option<u64>,
     pub instances: Option<usize>,
 }
 
 /// What they have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct TenantUsage {
     pub bytes: u64,
     pub instances: usize,
     /// How much of it is about to be free.
@@ -30,22 +30,22 @@ pub struct Excess {
 
 /// Which services are whose, and what each tenant may have.
 #[derive(Default)]
-pub struct Shares {
+pub struct TenantLimits {
     tenants: BTreeMap<u64, String>,
-    shares: BTreeMap<String, Share>,
+    shares: BTreeMap<String, TenantLimit>,
 }
 
-impl From<Quota> for Share {
-    fn from(quota: Quota) -> Share {
+impl From<Quota> for TenantLimit {
+    fn from(quota: Quota) -> TenantLimit {
         let instances = quota.instances.and_then(|instances| instances.get().try_into().ok());
-        Share { bytes: quota.memory_bytes, instances }
+        TenantLimit { bytes: quota.memory_bytes, instances }
     }
 }
 
-impl Share {
+impl TenantLimit {
     /// What there would be too much with so much more, if all that is about to be free were.
-    pub fn excess(&self, tally: &Tally, more: Excess) -> Excess {
-        let Tally { bytes, instances, .. } = tally;
+    pub fn excess(&self, tally: &TenantUsage, more: Excess) -> Excess {
+        let TenantUsage { bytes, instances, .. } = tally;
         let bytes = self.bytes.map_or(0, |most| (bytes + more.bytes).saturating_sub(most));
         let instances = self.instances.map_or(0, |most| (instances + more.instances).saturating_sub(most));
         Excess { bytes, instances }
@@ -58,7 +58,7 @@ impl Excess {
     }
 
     /// What is still too much once all has left that is about to.
-    pub fn without_leaving(self, tally: &Tally) -> Excess {
+    pub fn without_leaving(self, tally: &TenantUsage) -> Excess {
         Excess {
             bytes: self.bytes.saturating_sub(tally.leaving_bytes),
             instances: self.instances.saturating_sub(tally.leaving),
@@ -66,7 +66,7 @@ impl Excess {
     }
 }
 
-impl Shares {
+impl TenantLimits {
     /// A service is a tenant's.
     pub fn join(&mut self, service: u64, tenant: &str) {
         self.tenants.insert(service, tenant.to_string());
@@ -77,8 +77,8 @@ impl Shares {
     }
 
     /// Has a tenant's services have so much from now on.
-    pub fn set(&mut self, tenant: &str, share: Share) {
-        match share == Share::default() {
+    pub fn set(&mut self, tenant: &str, share: TenantLimit) {
+        match share == TenantLimit::default() {
             true => self.shares.remove(tenant),
             false => self.shares.insert(tenant.to_string(), share),
         };
@@ -89,12 +89,12 @@ impl Shares {
     }
 
     /// The tenant of a service whose services may not have all that there is.
-    pub fn of(&self, service: u64) -> Option<(&str, Share)> {
+    pub fn of(&self, service: u64) -> Option<(&str, TenantLimit)> {
         let tenant = self.tenant_of(service)?;
         Some((tenant, *self.shares.get(tenant)?))
     }
 
-    pub fn all(&self) -> impl Iterator<Item = (&str, Share)> {
+    pub fn all(&self) -> impl Iterator<Item = (&str, TenantLimit)> {
         self.shares.iter().map(|(tenant, share)| (tenant.as_str(), *share))
     }
 

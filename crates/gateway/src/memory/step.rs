@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::book::{Book, Held, Key};
+use super::ledger::{InstanceMemory, Key, MemoryLedger};
 use super::share::Excess;
 
 /// How long one that found its GPU full waits for others to give memory back before it tries again anyway.
@@ -39,7 +39,7 @@ pub enum Step {
 }
 
 /// What becomes of one that waits.
-enum Turn {
+enum WaitState {
     /// It does not wait any more.
     Over,
     /// Its tenant's share is used up; others may pass it.
@@ -49,7 +49,7 @@ enum Turn {
 }
 
 /// What is looked at.
-struct Look<'a> {
+struct StepPlan<'a> {
     limit: Option<u64>,
     idle: &'a [Idle],
     now: Instant,
@@ -60,20 +60,21 @@ struct Look<'a> {
     short_of_instances: BTreeSet<String>,
 }
 
-impl Book {
+impl MemoryLedger {
     /// What is to be done next, with these that nobody needs.
     pub fn step(&mut self, limit: Option<u64>, idle: &[Idle], now: Instant) -> Vec<Step> {
         let (steps, none) = (Vec::new(), BTreeSet::new);
-        let mut look = Look { limit, idle, now, steps, short_of_memory: none(), short_of_instances: none() };
+        let mut look =
+            StepPlan { limit, idle, now, steps, short_of_memory: none(), short_of_instances: none() };
         let gpus: Vec<String> = self.gpus.keys().cloned().collect();
         for gpu in &gpus {
             let mut place = 0;
             loop {
                 let waits = self.gpus.get(gpu).is_some_and(|gpu| place < gpu.waiting.len());
                 match waits.then(|| self.turn(gpu, place, &mut look)) {
-                    Some(Turn::Over) => {}
-                    Some(Turn::Passed) => place += 1,
-                    Some(Turn::Waits) => break,
+                    Some(WaitState::Over) => {}
+                    Some(WaitState::Passed) => place += 1,
+                    Some(WaitState::Waits) => break,
                     None => {
                         self.keep_to_limit(gpu, &mut look);
                         break;
@@ -88,10 +89,10 @@ impl Book {
         look.steps
     }
 
-    fn turn(&mut self, name: &str, place: usize, look: &mut Look<'_>) -> Turn {
-        let Some(gpu) = self.gpus.get(name) else { return Turn::Waits };
+    fn turn(&mut self, name: &str, place: usize, look: &mut StepPlan<'_>) -> WaitState {
+        let Some(gpu) = self.gpus.get(name) else { return WaitState::Waits };
         let waiting = &gpu.waiting[place];
-        let (key, bytes, more) = (waiting.key, waiting.bytes, self.more(gpu, waiting));
+        let (key, bytes, more) = (waiting.key, waiting.holding.alone(), self.more(gpu, waiting));
         if let Some((tenant, share)) = self.shares.of(key.0) {
             let tenant = tenant.to_string();
             if let Some(most) = share.bytes.filter(|most| bytes > *most) {
@@ -106,7 +107,7 @@ impl Book {
             let is_behind = look.short_of_memory.contains(&tenant)
                 || (more.instances > 0 && look.short_of_instances.contains(&tenant));
             if is_behind || self.make_room_in_share(&tenant, more, look) {
-                return Turn::Passed;
+                return WaitState::Passed;
             }
         }
         if let Some(limit) = look.limit.filter(|limit| bytes > *limit) {
@@ -121,11 +122,11 @@ impl Book {
     }
 
     /// One whose tenant has room for it.
-    fn turn_at_gpu(&mut self, name: &str, place: usize, more: u64, look: &mut Look<'_>) -> Turn {
-        let Some(gpu) = self.gpus.get_mut(name) else { return Turn::Waits };
+    fn turn_at_gpu(&mut self, name: &str, place: usize, more: u64, look: &mut StepPlan<'_>) -> WaitState {
+        let Some(gpu) = self.gpus.get_mut(name) else { return WaitState::Waits };
         let (used, leaving) = (gpu.used(), gpu.leaving());
         let waiting = &mut gpu.waiting[place];
-        let (key, bytes) = (waiting.key, waiting.bytes);
+        let key = waiting.key;
         waiting.full.take_if(|full| {
             full.given_back >= full.missing || (leaving == 0 && look.now - full.since >= AGAIN)
         });
@@ -134,43 +135,44 @@ impl Book {
             None => look.limit.map_or(0, |limit| (used + more).saturating_sub(limit)),
         };
         if missing == 0 {
+            let holding = std::mem::take(&mut waiting.holding);
             gpu.waiting.remove(place);
-            gpu.held.insert(key, Held::of(bytes));
+            gpu.held.insert(key, InstanceMemory::of(holding));
             look.steps.push(Step::Grant(key));
-            return Turn::Over;
+            return WaitState::Over;
         }
         if missing <= leaving || self.demote(name, missing - leaving, Some(key), look) || leaving > 0 {
-            return Turn::Waits;
+            return WaitState::Waits;
         }
         // Nobody can go just now.
-        let Some(gpu) = self.gpus.get_mut(name) else { return Turn::Waits };
-        let is_alone = gpu.held.iter().all(|(other, held)| *other == key || held.bytes == 0);
+        let Some(gpu) = self.gpus.get_mut(name) else { return WaitState::Waits };
+        let is_alone = gpu.held.iter().all(|(other, held)| *other == key || held.holding.is_none());
         let waiting = &mut gpu.waiting[place];
         match waiting.full.take() {
-            Some(full) if full.given_back > 0 => Turn::Over,
+            Some(full) if full.given_back > 0 => WaitState::Over,
             Some(full) if is_alone => self.fail(name, place, full.why, look),
             other => {
                 waiting.full = other;
-                Turn::Waits
+                WaitState::Waits
             }
         }
     }
 
-    fn fail(&mut self, gpu: &str, place: usize, why: String, look: &mut Look<'_>) -> Turn {
+    fn fail(&mut self, gpu: &str, place: usize, why: String, look: &mut StepPlan<'_>) -> WaitState {
         let waiting = self.gpus.get_mut(gpu).and_then(|gpu| gpu.waiting.remove(place));
         look.steps.extend(waiting.map(|waiting| Step::Fail(waiting.key, why)));
-        Turn::Over
+        WaitState::Over
     }
 
     /// Nobody waits for the GPU's memory; it may be that those that have it have grown.
-    fn keep_to_limit(&mut self, name: &str, look: &mut Look<'_>) {
+    fn keep_to_limit(&mut self, name: &str, look: &mut StepPlan<'_>) {
         let Some((limit, gpu)) = look.limit.zip(self.gpus.get(name)) else { return };
         let over = gpu.used().saturating_sub(limit).saturating_sub(gpu.leaving());
         self.demote(name, over, None, look);
     }
 
     /// Has those of a tenant go that are beyond its share with so much more; whether any are, which it notes.
-    fn make_room_in_share(&mut self, tenant: &str, more: Excess, look: &mut Look<'_>) -> bool {
+    fn make_room_in_share(&mut self, tenant: &str, more: Excess, look: &mut StepPlan<'_>) -> bool {
         let excess = self.excess_of(tenant, more);
         if excess.bytes > 0 {
             look.short_of_memory.insert(tenant.to_string());
@@ -210,13 +212,13 @@ impl Book {
         }
     }
 
-    fn held(&mut self, key: Key) -> Option<&mut Held> {
+    fn held(&mut self, key: Key) -> Option<&mut InstanceMemory> {
         self.gpus.values_mut().find_map(|gpu| gpu.held.get_mut(&key))
     }
 
     /// Has those go that save the fewest requests a second for what they hold, first of the tenant for one of which it is,
     /// until so much is about to be free; false if nobody can.
-    fn demote(&mut self, gpu: &str, mut missing: u64, who: Option<Key>, look: &mut Look<'_>) -> bool {
+    fn demote(&mut self, gpu: &str, mut missing: u64, who: Option<Key>, look: &mut StepPlan<'_>) -> bool {
         let tenant = who.and_then(|key| self.shares.tenant_of(key.0)).map(str::to_string);
         let is_foreign =
             |one: &Idle| tenant.is_some() && self.shares.tenant_of(one.key.0) != tenant.as_deref();

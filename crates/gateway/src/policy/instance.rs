@@ -35,7 +35,7 @@ impl Stage {
 pub struct Instance {
     pub stage: Stage,
     /// No two have the same at a time.
-    pub seat: u32,
+    pub slot: u32,
     pub generation: u64,
     /// It takes no more requests, and ends with the last that it has.
     pub retiring: bool,
@@ -51,10 +51,10 @@ pub struct Instance {
 }
 
 impl Instance {
-    pub fn new(stage: Stage, seat: u32, generation: u64, source: Source, now: Instant) -> Instance {
+    pub fn new(stage: Stage, slot: u32, generation: u64, source: Source, now: Instant) -> Instance {
         Instance {
             stage,
-            seat,
+            slot,
             generation,
             retiring: false,
             in_flight: 0,

@@ -28,7 +28,7 @@ use serde::Serialize;
 
 use crate::plan::{Plan, Source};
 use instance::Instance;
-use queue::Queue;
+use queue::{Queue, Waiting};
 use rate::Rate;
 use rollout::Rollout;
 
@@ -54,7 +54,7 @@ pub enum Action {
     /// It is named after its seat, and is to listen within this time.
     Start {
         instance: u32,
-        seat: u32,
+        slot: u32,
         source: Source,
         limit: Duration,
     },
@@ -98,7 +98,7 @@ pub enum Outcome {
     Answered,
     /// The client was told of a failure, or has only a part of the answer.
     Broken,
-    /// The client did not wait for it, or another instance is asked.
+    /// The client did not wait for it, or another instance is asked, or it does not count.
     Unheard,
 }
 
@@ -163,20 +163,22 @@ impl Policy {
         std::mem::take(&mut self.actions)
     }
 
-    /// A request comes. One that comes again goes to another instance than `avoid` if it can.
-    pub fn arrive(&mut self, now: Instant, deadline: Instant, avoid: Option<u32>) -> u64 {
-        let request = self.queue.push(deadline, avoid);
+    /// A request comes, which counts among those that the service has had or does not. One that comes again goes to another
+    /// instance than `avoid` if it can.
+    pub fn arrive(&mut self, now: Instant, deadline: Instant, avoid: Option<u32>, counts: bool) -> u64 {
+        let request = self.queue.push(deadline, avoid, counts);
         if self.draining && avoid.is_none() {
-            self.queue.remove(request);
-            self.refuse(request, Refusal::Draining);
+            let waiting = self.queue.remove(request);
+            self.refuse(waiting, Refusal::Draining);
             return request;
         }
-        if avoid.is_none() {
+        if avoid.is_none() && counts {
             self.rate.note(now);
         }
         self.settle(now);
-        if self.queue.len() > self.plan.queue as usize && self.queue.remove(request) {
-            self.refuse(request, Refusal::Full);
+        if self.queue.len() > self.plan.queue as usize {
+            let waiting = self.queue.remove(request);
+            self.refuse(waiting, Refusal::Full);
         }
         request
     }
@@ -255,6 +257,19 @@ impl Policy {
         self.settle(now);
     }
 
+    /// The GPU context of an instance is over: another one takes its place, and it ends with the last request that it has.
+    pub fn faulted(&mut self, number: u32, why: String, now: Instant) {
+        if let Some(instance) = self.instances.get_mut(&number).filter(|instance| instance.is_active()) {
+            instance.retiring = true;
+            match instance.has_served {
+                // The next one is wanted at once.
+                true => self.problem = Some(why),
+                false => self.came_to_nothing(why, now),
+            }
+        }
+        self.settle(now);
+    }
+
     /// An instance is not there any more.
     pub fn ended(&mut self, number: u32, why: String, now: Instant) {
         if let Some(gone) = self.instances.remove(&number)
@@ -299,9 +314,8 @@ impl Policy {
         self.draining = true;
         let numbers: Vec<u32> = self.instances.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.end(number));
-        for request in self.queue.clear() {
-            self.refuse(request, Refusal::Draining);
-        }
+        let waiting = self.queue.clear();
+        self.refuse(waiting, Refusal::Draining);
         self.settle(now);
     }
 
@@ -320,13 +334,13 @@ impl Policy {
     /// What is to be done about it is decided at the next event.
     pub fn adopt(
         &mut self,
-        seat: u32,
+        slot: u32,
         is_asleep: bool,
         (source, is_current): (&Source, bool),
         now: Instant,
     ) -> u32 {
         let stage = if is_asleep { Stage::Asleep } else { Stage::Running };
-        let instance = Instance::new(stage, seat, self.generation, source.clone(), now);
+        let instance = Instance::new(stage, slot, self.generation, source.clone(), now);
         self.add(Instance { retiring: !is_current, ..instance })
     }
 
@@ -366,7 +380,7 @@ impl Policy {
 
     /// Number, seat, stage and requests of each instance.
     pub fn instances(&self) -> impl Iterator<Item = (u32, u32, Stage, u32)> + Clone {
-        self.instances.iter().map(|(number, one)| (*number, one.seat, one.stage, one.in_flight))
+        self.instances.iter().map(|(number, one)| (*number, one.slot, one.stage, one.in_flight))
     }
 
     fn add(&mut self, instance: Instance) -> u32 {
@@ -377,16 +391,18 @@ impl Policy {
 
     /// Has one more be started, of this source, once there is GPU memory for it.
     fn start(&mut self, source: Source, generation: u64, now: Instant) -> u32 {
-        let taken = |seat: &u32| self.instances.values().any(|instance| instance.seat == *seat);
-        let seat = (1..).find(|seat| !taken(seat)).unwrap_or(u32::MAX);
-        let instance = self.add(Instance::new(Stage::Waiting, seat, generation, source.clone(), now));
+        let taken = |slot: &u32| self.instances.values().any(|instance| instance.slot == *slot);
+        let slot = (1..).find(|slot| !taken(slot)).unwrap_or(u32::MAX);
+        let instance = self.add(Instance::new(Stage::Waiting, slot, generation, source.clone(), now));
         self.actions.push(Action::Claim { instance, source });
         instance
     }
 
-    fn refuse(&mut self, request: u64, why: Refusal) {
-        self.counts.refused += 1;
-        self.actions.push(Action::Refuse { request, why });
+    fn refuse(&mut self, requests: impl IntoIterator<Item = Waiting>, why: Refusal) {
+        for Waiting { request, counts, .. } in requests {
+            self.counts.refused += u64::from(counts);
+            self.actions.push(Action::Refuse { request, why: why.clone() });
+        }
     }
 
     fn enter(&mut self, number: u32, stage: Stage, now: Instant) {

@@ -15,12 +15,14 @@ pub struct Waiting {
     pub deadline: Instant,
     /// The instance that has failed it.
     pub avoid: Option<u32>,
+    /// It is among the requests that the service has had.
+    pub counts: bool,
 }
 
 impl Queue {
-    pub fn push(&mut self, deadline: Instant, avoid: Option<u32>) -> u64 {
+    pub fn push(&mut self, deadline: Instant, avoid: Option<u32>, counts: bool) -> u64 {
         self.last += 1;
-        let waiting = Waiting { request: self.last, deadline, avoid };
+        let waiting = Waiting { request: self.last, deadline, avoid, counts };
         match avoid {
             // It was first before.
             Some(_) => self.waiting.push_front(waiting),
@@ -29,24 +31,27 @@ impl Queue {
         self.last
     }
 
-    pub fn remove(&mut self, request: u64) -> bool {
-        let before = self.waiting.len();
-        self.waiting.retain(|waiting| waiting.request != request);
-        self.waiting.len() < before
+    pub fn remove(&mut self, request: u64) -> Option<Waiting> {
+        let place = self.waiting.iter().position(|waiting| waiting.request == request)?;
+        self.waiting.remove(place)
     }
 
     /// Takes those that are over their time.
-    pub fn expired(&mut self, now: Instant) -> Vec<u64> {
-        let over: Vec<u64> =
-            self.waiting.iter().filter(|one| one.deadline <= now).map(|one| one.request).collect();
+    pub fn expired(&mut self, now: Instant) -> Vec<Waiting> {
+        let over: Vec<Waiting> = self.waiting.iter().filter(|one| one.deadline <= now).cloned().collect();
         if !over.is_empty() {
             self.waiting.retain(|waiting| waiting.deadline > now);
         }
         over
     }
 
-    pub fn clear(&mut self) -> Vec<u64> {
-        self.waiting.drain(..).map(|waiting| waiting.request).collect()
+    pub fn clear(&mut self) -> Vec<Waiting> {
+        self.waiting.drain(..).collect()
+    }
+
+    /// How many any instance may have.
+    pub fn fresh(&self) -> usize {
+        self.waiting.iter().filter(|waiting| waiting.avoid.is_none()).count()
     }
 
     pub fn get(&self, place: usize) -> Option<&Waiting> {

@@ -29,8 +29,8 @@ impl Policy {
         match instance.stage {
             Stage::Waiting => {
                 (instance.stage, instance.since) = (Stage::Starting, now);
-                let (seat, source) = (instance.seat, instance.source.clone());
-                self.actions.push(Action::Start { instance: number, seat, source, limit });
+                let (slot, source) = (instance.slot, instance.source.clone());
+                self.actions.push(Action::Start { instance: number, slot, source, limit });
             }
             Stage::Asleep if instance.wants_to_wake => {
                 instance.wants_to_wake = false;

@@ -8,9 +8,8 @@ use super::{Action, Policy, Refusal, Stage};
 impl Policy {
     /// Does all that is due.
     pub(super) fn settle(&mut self, now: Instant) {
-        for request in self.queue.expired(now) {
-            self.refuse(request, Refusal::TooLong { problem: self.problem().map(str::to_string) });
-        }
+        let (over, problem) = (self.queue.expired(now), self.problem().map(str::to_string));
+        self.refuse(over, Refusal::TooLong { problem });
         self.give_up_rollout(now);
         self.send(now);
         self.refuse_without_hope(now);
@@ -80,10 +79,8 @@ impl Policy {
         let Some(time) = self.not_before.filter(|time| self.is_hopeless && *time > now) else { return };
         if self.active().next().is_none() && self.rollout.is_none() {
             let problem = self.problem.clone().unwrap_or_default();
-            for request in self.queue.clear() {
-                let (problem, again) = (problem.clone(), time - now);
-                self.refuse(request, Refusal::NoInstance { problem, again });
-            }
+            let waiting = self.queue.clear();
+            self.refuse(waiting, Refusal::NoInstance { problem, again: time - now });
         }
     }
 
@@ -98,7 +95,7 @@ impl Policy {
             match asleep {
                 // One that wakes is there before one that starts.
                 Some(number) if is_wanted || self.has_more_than_wake(0) => self.claim_to_wake(number),
-                _ if is_wanted && self.active().count() < max && self.may_start(now) => {
+                _ if self.needs_further() && self.active().count() < max && self.may_start(now) => {
                     let Some(source) = self.source.clone() else { return };
                     self.start(source, self.generation, now);
                 }
@@ -111,6 +108,14 @@ impl Policy {
     fn is_crowded(&self, without: usize) -> bool {
         let coming = self.count(Instance::is_coming).saturating_sub(without);
         self.queue.len() > coming * self.plan.concurrency as usize
+    }
+
+    /// Whether one more is to be started: one that falls asleep just now is woken by who came meanwhile.
+    fn needs_further(&self) -> bool {
+        let falling = self.count(|instance| instance.stage == Stage::FallingAsleep);
+        let places = |instances: usize| instances * self.plan.concurrency as usize;
+        let left = self.queue.len() - self.queue.fresh().min(places(falling));
+        left > places(self.count(Instance::is_coming)) || self.is_short(0)
     }
 
     /// Whether more wait than those that are about to wake can take, without so many of them.

@@ -6,6 +6,7 @@ use std::time::Instant;
 use rekindle_protocol::daemon::Level;
 
 use super::Service;
+use crate::memory::Holding;
 use crate::plan::Source;
 use crate::policy::{Action, IdleInstance, Stage};
 use crate::upstream::Upstream;
@@ -62,8 +63,8 @@ impl Service {
             state.policy.instances().filter_map(of).collect()
         };
         for (number, source, upstream) in running {
-            if let Some(bytes) = upstream.instance.memory() {
-                self.memory.measured(self.key(number), &source, bytes);
+            if let Some(holding) = upstream.instance.memory() {
+                self.memory.measured(self.key(number), &source, holding);
             }
         }
     }
@@ -75,7 +76,10 @@ impl Service {
     }
 }
 
-/// What an instance has of its GPU while it sleeps, bytes.
-pub(super) fn resting(source: &Source) -> u64 {
-    if source.level == Level::Gpu { source.need.program } else { 0 }
+/// What an instance has of its GPU while it sleeps.
+pub(super) fn resting(source: &Source) -> Holding {
+    match source.level {
+        Level::Gpu => Holding { own: source.need.program, data: source.need.data.clone() },
+        _ => Holding::default(),
+    }
 }

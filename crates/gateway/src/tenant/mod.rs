@@ -23,7 +23,7 @@ use hyper::header::{AUTHORIZATION, HeaderMap};
 use rekindle_protocol::tenant::{Quota, Rate};
 
 use crate::memory::Memory;
-use token::Shown;
+use token::PresentedToken;
 
 pub use token::Token;
 
@@ -115,7 +115,7 @@ impl Tenants {
 
     /// Lets a request to a service of the tenant's in, or says why not. It shows its token to nobody else.
     pub(crate) fn admit(&self, tenant: &Tenant, headers: &mut HeaderMap) -> Result<(), Denial> {
-        let admitted = match Shown::of(headers) {
+        let admitted = match PresentedToken::of(headers) {
             None => {
                 Err(if headers.contains_key(AUTHORIZATION) { Denial::UnknownToken } else { Denial::NoToken })
             }
@@ -160,7 +160,7 @@ impl Tenant {
         self.too_often.load(Ordering::Relaxed)
     }
 
-    fn has(&self, shown: &Shown<'_>) -> bool {
+    fn has(&self, shown: &PresentedToken<'_>) -> bool {
         self.lock().tokens.iter().any(|token| token.is(shown))
     }
 

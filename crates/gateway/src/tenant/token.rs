@@ -26,7 +26,7 @@ pub struct Token {
 }
 
 /// A token as a client shows it.
-pub(crate) struct Shown<'a> {
+pub(crate) struct PresentedToken<'a> {
     whole: &'a str,
     id: &'a str,
 }
@@ -39,20 +39,21 @@ impl Token {
         Ok((Token { hash: blake3::hash(told.as_bytes()), id, created }, told))
     }
 
-    pub(crate) fn is(&self, shown: &Shown<'_>) -> bool {
+    pub(crate) fn is(&self, shown: &PresentedToken<'_>) -> bool {
         // The comparison of hashes takes as long whatever they are.
         self.id == shown.id && self.hash == blake3::hash(shown.whole.as_bytes())
     }
 }
 
-impl Shown<'_> {
+impl PresentedToken<'_> {
     /// What a request shows; none if it shows nothing, or what can be no token.
-    pub fn of(headers: &HeaderMap) -> Option<Shown<'_>> {
+    pub fn of(headers: &HeaderMap) -> Option<PresentedToken<'_>> {
         let mut all = headers.get_all(AUTHORIZATION).iter();
         let (scheme, whole) = all.next()?.to_str().ok()?.split_once(' ')?;
         let whole = whole.trim();
         let (id, _) = whole.strip_prefix(PREFIX)?.strip_prefix('-')?.split_once('-')?;
-        (scheme.eq_ignore_ascii_case("bearer") && all.next().is_none()).then_some(Shown { whole, id })
+        (scheme.eq_ignore_ascii_case("bearer") && all.next().is_none())
+            .then_some(PresentedToken { whole, id })
     }
 }
 
@@ -97,12 +98,12 @@ mod tests {
         let token: Token = serde_json::from_str(&kept).unwrap();
         for scheme in ["Bearer", "bearer", "BEARER "] {
             let headers = with(&format!("{scheme} {told}"));
-            let shown = Shown::of(&headers).unwrap();
+            let shown = PresentedToken::of(&headers).unwrap();
             assert!(token.is(&shown) && !other.is(&shown));
         }
         // With another's number it is neither.
         let headers = with(&format!("Bearer {}", told.replace(&token.id, &other.id)));
-        let shown = Shown::of(&headers).unwrap();
+        let shown = PresentedToken::of(&headers).unwrap();
         assert!(!token.is(&shown) && !other.is(&shown));
         assert!(serde_json::from_str::<Token>(r#"{"id":"a","hash":"b","created":"c"}"#).is_err());
     }
@@ -113,12 +114,12 @@ mod tests {
         for wrong in
             ["", "Bearer", "Bearer ", "Bearer x-1-2", "Bearer rekindle-", &format!("Basic {told}"), &told]
         {
-            assert!(Shown::of(&with(wrong)).is_none(), "{wrong}");
+            assert!(PresentedToken::of(&with(wrong)).is_none(), "{wrong}");
         }
-        assert!(Shown::of(&HeaderMap::new()).is_none());
+        assert!(PresentedToken::of(&HeaderMap::new()).is_none());
         // Whoever shows two is not asked which is meant.
         let mut two = with(&format!("Bearer {told}"));
         two.append(AUTHORIZATION, HeaderValue::from_static("Basic a"));
-        assert!(Shown::of(&two).is_none());
+        assert!(PresentedToken::of(&two).is_none());
     }
 }

@@ -6,41 +6,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::data::{Problem, ProblemKind};
-use rekindle_protocol::exchange::{Answer, Put, Said, Wish};
+use rekindle_protocol::exchange::{Answer, ExchangeMessage, ExchangeRequest, Put};
 use rekindle_protocol::frame::{self, FrameError};
 
 use super::moves::{Move, Return};
-use super::room::{Asked, GpuRoom};
+use super::room::{GpuRoom, RoomRequest};
 use super::{Exchange, Found};
 
 /// How long a worker may take to copy an array.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Does what is wished.
-pub fn serve(stream: &UnixStream, exchange: &Arc<Exchange>, wish: Wish) -> Result<(), FrameError> {
+pub fn serve(
+    stream: &UnixStream,
+    exchange: &Arc<Exchange>,
+    request: ExchangeRequest,
+) -> Result<(), FrameError> {
     stream.set_read_timeout(Some(PATIENCE))?;
-    let talk = Talk { stream, exchange };
-    match wish {
-        Wish::Put(put) => talk.put(&put),
-        Wish::Get { owner, gpu, id } => match exchange.get(&owner, &id) {
+    let talk = Connection { stream, exchange };
+    match request {
+        ExchangeRequest::Put(put) => talk.put(&put),
+        ExchangeRequest::Get { owner, gpu, id } => match exchange.get(&owner, &id) {
             Ok(found) => talk.give(found, &gpu),
             Err(problem) => talk.refuse(problem),
         },
-        Wish::Drop { owner, id, use_only } => match exchange.drop_item(&owner, &id, use_only) {
+        ExchangeRequest::Drop { owner, id, use_only } => match exchange.drop_item(&owner, &id, use_only) {
             Ok(()) => talk.say(&Answer::Done { freed: 0 }, &[]),
             Err(problem) => talk.refuse(problem),
         },
-        Wish::MakeRoom { gpu, bytes } => talk.make_room(&gpu, bytes),
-        Wish::Count {} => talk.say(&Answer::Counts(exchange.counts()), &[]),
+        ExchangeRequest::MakeRoom { gpu, bytes } => talk.make_room(&gpu, bytes),
+        ExchangeRequest::Count {} => talk.say(&Answer::Counts(exchange.counts()), &[]),
     }
 }
 
-struct Talk<'a> {
+struct Connection<'a> {
     stream: &'a UnixStream,
     exchange: &'a Arc<Exchange>,
 }
 
-impl Talk<'_> {
+impl Connection<'_> {
     fn say(&self, answer: &Answer, memories: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
         frame::send(self.stream, answer, memories)
     }
@@ -50,7 +54,7 @@ impl Talk<'_> {
         self.say(&Answer::Failed(problem), &[])
     }
 
-    fn hear(&self) -> Result<(Said, Option<OwnedFd>), FrameError> {
+    fn hear(&self) -> Result<(ExchangeMessage, Option<OwnedFd>), FrameError> {
         let (said, memories) = frame::receive(self.stream)?;
         Ok((said, memories.into_iter().next()))
     }
@@ -62,7 +66,7 @@ impl Talk<'_> {
         };
         self.say(&Answer::Room {}, &[])?;
         match self.hear()? {
-            (Said::Here {}, Some(memory)) => {
+            (ExchangeMessage::Here {}, Some(memory)) => {
                 let id = self.exchange.keep(put, memory, room)?;
                 self.say(&Answer::Kept { id: id.clone() }, &[]).inspect_err(|_| {
                     // Nobody knows its name.
@@ -97,7 +101,7 @@ impl Talk<'_> {
         let answer = Answer::OnHost { bytes: back.bytes, room: back.room, keep: kept.is_some() };
         self.say(&answer, &[back.memory.as_fd()])?;
         Ok(match (self.hear()?, kept) {
-            ((Said::Here {}, Some(memory)), Some(room)) => Some(back.kept(gpu, memory, room)),
+            ((ExchangeMessage::Here {}, Some(memory)), Some(room)) => Some(back.kept(gpu, memory, room)),
             _ => None,
         })
     }
@@ -106,8 +110,8 @@ impl Talk<'_> {
     fn reserve(&self, gpu: &str, room: u64) -> Result<Result<GpuRoom, Problem>, FrameError> {
         loop {
             match self.exchange.reserve(gpu, room) {
-                Ok(Asked::Room(room)) => return Ok(Ok(room)),
-                Ok(Asked::MoveOut(out)) => {
+                Ok(RoomRequest::Room(room)) => return Ok(Ok(room)),
+                Ok(RoomRequest::MoveOut(out)) => {
                     if !self.move_out(out)? {
                         let sentence = "an array that was to make room on the GPU could not be copied to the host; look at \
                                         the log of the sandbox for what the GPU has met";
@@ -124,7 +128,7 @@ impl Talk<'_> {
         if let Some(memories) = out.memories() {
             self.say(&Answer::MoveOut { bytes: out.bytes, room: out.room }, &memories)?;
         }
-        let done = matches!(self.hear()?.0, Said::Moved { done: true });
+        let done = matches!(self.hear()?.0, ExchangeMessage::Moved { done: true });
         if done {
             log::info!("moved {} bytes of an array to the host", out.bytes);
             out.done();

@@ -8,7 +8,7 @@ use rekindle_protocol::data::{Problem, ProblemKind};
 use rekindle_protocol::exchange::Put;
 
 /// Where it lies.
-pub(super) enum Place {
+pub(super) enum ArrayLocation {
     Gpu { gpu: String, memory: OwnedFd },
     Host { memory: OwnedFd },
 }
@@ -18,7 +18,7 @@ pub(super) struct Item {
     pub bytes: u64,
     /// Of the GPU's memory.
     pub room: u64,
-    pub place: Place,
+    pub location: ArrayLocation,
     /// How many have it mapped.
     pub holders: usize,
     /// Somebody copies it from one place to the other.
@@ -39,7 +39,7 @@ impl Item {
             owner: put.owner.clone(),
             bytes: put.bytes,
             room: put.room,
-            place: Place::Gpu { gpu: put.gpu.clone(), memory },
+            location: ArrayLocation::Gpu { gpu: put.gpu.clone(), memory },
             holders: 0,
             moving: false,
             since: Instant::now(),
@@ -51,11 +51,11 @@ impl Item {
     }
 
     pub(super) fn is_on(&self, wanted: &str) -> bool {
-        matches!(&self.place, Place::Gpu { gpu, .. } if gpu == wanted)
+        matches!(&self.location, ArrayLocation::Gpu { gpu, .. } if gpu == wanted)
     }
 
     pub(super) fn is_on_host(&self) -> bool {
-        matches!(self.place, Place::Host { .. })
+        matches!(self.location, ArrayLocation::Host { .. })
     }
 
     /// Nobody has it mapped, and nobody moves it.

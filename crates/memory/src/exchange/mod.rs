@@ -25,13 +25,13 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::data::{Problem, ProblemKind};
 use rekindle_protocol::exchange::{Count, Put};
 
-use item::{Item, Place};
+use item::{ArrayLocation, Item};
 
 pub use conversation::serve;
 
 /// The most bytes of all arrays together.
 #[derive(Clone, Copy, Debug)]
-pub struct Most {
+pub struct ExchangeLimits {
     /// On each GPU.
     pub gpu: u64,
     /// In memory of the host.
@@ -39,7 +39,7 @@ pub struct Most {
 }
 
 #[derive(Default)]
-struct Known {
+struct ExchangeState {
     items: HashMap<String, Item>,
     /// Bytes that were promised, by GPU, and of the host.
     gpu_reserved: HashMap<String, u64>,
@@ -49,8 +49,8 @@ struct Known {
 }
 
 pub struct Exchange {
-    most: Most,
-    known: Mutex<Known>,
+    most: ExchangeLimits,
+    known: Mutex<ExchangeState>,
     changed: Condvar,
 }
 
@@ -79,22 +79,22 @@ pub enum Found {
 
 impl Exchange {
     /// With a thread that drops what has expired.
-    pub fn begin(most: Most) -> std::io::Result<Arc<Exchange>> {
+    pub fn begin(most: ExchangeLimits) -> std::io::Result<Arc<Exchange>> {
         let exchange = Exchange::new(most);
         let own = exchange.clone();
         std::thread::Builder::new().name("exchange".into()).spawn(move || own.expire())?;
         Ok(exchange)
     }
 
-    fn new(most: Most) -> Arc<Exchange> {
+    fn new(most: ExchangeLimits) -> Arc<Exchange> {
         Arc::new(Exchange { most, known: Mutex::default(), changed: Condvar::new() })
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ExchangeState> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, known: MutexGuard<'a, Known>) -> MutexGuard<'a, Known> {
+    fn wait<'a>(&self, known: MutexGuard<'a, ExchangeState>) -> MutexGuard<'a, ExchangeState> {
         self.changed.wait(known).unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,14 +135,14 @@ impl Exchange {
             }
             (item.order, item.since) = (order, Instant::now());
             let (bytes, room) = (item.bytes, item.room);
-            return match &item.place {
-                Place::Gpu { gpu, memory } => {
+            return match &item.location {
+                ArrayLocation::Gpu { gpu, memory } => {
                     let (gpu, memory) = (gpu.clone(), duplicate(memory)?);
                     item.holders += 1;
                     let holder = Holder { exchange: self.clone(), id: id.to_string() };
                     Ok(Found::Gpu { gpu, memory, bytes, room, holder })
                 }
-                Place::Host { memory } => {
+                ArrayLocation::Host { memory } => {
                     let memory = duplicate(memory)?;
                     item.moving = true;
                     Ok(Found::Host(moves::Return::new(self.clone(), id, memory, (bytes, room))))
@@ -196,9 +196,9 @@ impl Exchange {
             let count = &mut counts[at];
             count.arrays += 1;
             count.held += u64::from(item.holders > 0);
-            match item.place {
-                Place::Gpu { .. } => count.gpu_bytes += item.room,
-                Place::Host { .. } => count.host_bytes += item.bytes,
+            match item.location {
+                ArrayLocation::Gpu { .. } => count.gpu_bytes += item.room,
+                ArrayLocation::Host { .. } => count.host_bytes += item.bytes,
             }
         }
         counts
@@ -223,12 +223,12 @@ fn random() -> std::io::Result<String> {
 mod tests {
     use super::*;
     use moves::Move;
-    use room::Asked;
+    use room::RoomRequest;
 
     const MB: u64 = 1 << 20;
 
     fn exchange() -> Arc<Exchange> {
-        Exchange::new(Most { gpu: 4 * MB, host: 4 * MB })
+        Exchange::new(ExchangeLimits { gpu: 4 * MB, host: 4 * MB })
     }
 
     fn put(expiry_ms: u64, uses: u32) -> Put {
@@ -236,13 +236,15 @@ mod tests {
     }
 
     fn kept(exchange: &Arc<Exchange>, put: &Put) -> String {
-        let Ok(Asked::Room(room)) = exchange.reserve(&put.gpu, put.room) else { panic!("there is room") };
+        let Ok(RoomRequest::Room(room)) = exchange.reserve(&put.gpu, put.room) else {
+            panic!("there is room")
+        };
         exchange.keep(put, host::memory(MB).unwrap(), room).unwrap()
     }
 
     fn moved(exchange: &Arc<Exchange>) -> Option<Move> {
         match exchange.reserve("g", 2 * MB) {
-            Ok(Asked::MoveOut(out)) => Some(out),
+            Ok(RoomRequest::MoveOut(out)) => Some(out),
             _ => None,
         }
     }
@@ -262,7 +264,7 @@ mod tests {
         out.done();
         assert_eq!(counts(&exchange), (2, 0, 2 * MB, MB));
         let Ok(Found::Host(back)) = exchange.get("app:a", &second) else { panic!("it is on the host") };
-        let Ok(Asked::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
+        let Ok(RoomRequest::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
         let holder = back.kept("g", host::memory(MB).unwrap(), room);
         assert_eq!(counts(&exchange), (2, 1, 4 * MB, 0));
         drop(holder);

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::item::Place;
+use super::item::ArrayLocation;
 use super::room::GpuRoom;
 use super::{Exchange, Holder};
 
@@ -31,7 +31,7 @@ impl Move {
         self.exchange.known().host_reserved -= self.bytes;
         let mut left = None;
         self.exchange.change(&self.id, |item| {
-            left = Some(std::mem::replace(&mut item.place, Place::Host { memory }));
+            left = Some(std::mem::replace(&mut item.location, ArrayLocation::Host { memory }));
             item.moving = false;
         });
         drop(left);
@@ -70,8 +70,8 @@ impl Return {
     pub(super) fn kept(self, gpu: &str, memory: OwnedFd, room: GpuRoom) -> Holder {
         let mut left = None;
         self.exchange.change(&self.id, |item| {
-            let place = Place::Gpu { gpu: gpu.to_string(), memory };
-            left = Some(std::mem::replace(&mut item.place, place));
+            let location = ArrayLocation::Gpu { gpu: gpu.to_string(), memory };
+            left = Some(std::mem::replace(&mut item.location, location));
             item.holders += 1;
         });
         drop((left, room));

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use rekindle_protocol::data::{Problem, ProblemKind};
 
-use super::item::Place;
+use super::item::ArrayLocation;
 use super::moves::Move;
-use super::{Exchange, Known, duplicate, host, item};
+use super::{Exchange, ExchangeState, duplicate, host, item};
 
 /// Room on a GPU that was promised, until it is dropped.
 pub struct GpuRoom {
@@ -27,13 +27,13 @@ impl Drop for GpuRoom {
 }
 
 /// What room on a GPU takes.
-pub enum Asked {
+pub enum RoomRequest {
     Room(GpuRoom),
     /// This is to be moved out first; ask again then.
     MoveOut(Move),
 }
 
-impl Known {
+impl ExchangeState {
     fn used_on(&self, gpu: &str) -> u64 {
         let reserved = self.gpu_reserved.get(gpu).copied().unwrap_or(0);
         reserved + self.items.values().filter(|item| item.is_on(gpu)).map(|item| item.room).sum::<u64>()
@@ -53,7 +53,7 @@ impl Known {
 
 impl Exchange {
     /// Room on a GPU, or what has to be moved out for it.
-    pub(super) fn reserve(self: &Arc<Exchange>, gpu: &str, room: u64) -> Result<Asked, Problem> {
+    pub(super) fn reserve(self: &Arc<Exchange>, gpu: &str, room: u64) -> Result<RoomRequest, Problem> {
         let most = self.most.gpu;
         let full = |why: String| {
             let sentence = format!(
@@ -67,7 +67,7 @@ impl Exchange {
             let used = known.used_on(gpu);
             if used.checked_add(room).is_some_and(|sum| sum <= most) {
                 *known.gpu_reserved.entry(gpu.to_string()).or_default() += room;
-                return Ok(Asked::Room(GpuRoom {
+                return Ok(RoomRequest::Room(GpuRoom {
                     exchange: self.clone(),
                     gpu: gpu.to_string(),
                     bytes: room,
@@ -77,7 +77,7 @@ impl Exchange {
                 return Err(full("which is less".to_string()));
             }
             match known.oldest(gpu) {
-                Some(id) => return self.move_out(&mut known, id).map(Asked::MoveOut),
+                Some(id) => return self.move_out(&mut known, id).map(RoomRequest::MoveOut),
                 // It may leave room where it was.
                 None if known.items.values().any(|item| item.is_on(gpu) && item.moving) => {
                     known = self.wait(known);
@@ -94,7 +94,7 @@ impl Exchange {
         self.move_out(&mut known, id).ok()
     }
 
-    fn move_out(self: &Arc<Exchange>, known: &mut Known, id: String) -> Result<Move, Problem> {
+    fn move_out(self: &Arc<Exchange>, known: &mut ExchangeState, id: String) -> Result<Move, Problem> {
         let (most, used) = (self.most.host, known.used_on_host());
         let item = known.items.get_mut(&id).ok_or_else(|| item::missing(&id))?;
         let (bytes, room) = (item.bytes, item.room);
@@ -109,7 +109,7 @@ impl Exchange {
             return Err(refused(format!("arrays may have {most} bytes there, and have {used}")));
         }
         let to = host::memory(bytes).map_err(|error| refused(error.to_string()))?;
-        let (Place::Gpu { memory, .. } | Place::Host { memory }) = &item.place;
+        let (ArrayLocation::Gpu { memory, .. } | ArrayLocation::Host { memory }) = &item.location;
         let from = duplicate(memory)?;
         item.moving = true;
         known.host_reserved += bytes;

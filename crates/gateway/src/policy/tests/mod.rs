@@ -9,10 +9,7 @@ mod rollouts;
 
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::{Level, Limits};
-
 use super::*;
-use crate::plan::Need;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -29,23 +26,11 @@ fn plan() -> Plan {
 }
 
 fn source(image: &str) -> Source {
-    Source {
-        image: image.into(),
-        variants: Vec::new(),
-        id: image.into(),
-        to: 80,
-        ready: None,
-        gpu: None,
-        tenant: None,
-        limits: Limits::default(),
-        data: Vec::new(),
-        level: Level::Host,
-        need: Need::default(),
-    }
+    Source { image: image.into(), id: image.into(), to: 80, ..Source::default() }
 }
 
 /// A policy, and the time.
-struct Story {
+struct Scenario {
     policy: Policy,
     now: Instant,
     /// There is GPU memory for all that claim some.
@@ -53,14 +38,14 @@ struct Story {
     done: Vec<String>,
 }
 
-impl Story {
-    fn of(plan: Plan) -> Story {
+impl Scenario {
+    fn of(plan: Plan) -> Scenario {
         let policy = Policy::new(plan, Some(source("one")));
-        Story { policy, now: Instant::now(), has_memory: true, done: Vec::new() }
+        Scenario { policy, now: Instant::now(), has_memory: true, done: Vec::new() }
     }
 
     fn asks(&mut self) -> u64 {
-        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), None);
+        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), None, true);
         self.grant();
         request
     }
@@ -72,25 +57,26 @@ impl Story {
     }
 
     fn again(&mut self, avoid: u32) -> u64 {
-        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Some(avoid));
+        let request =
+            self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Some(avoid), true);
         self.grant();
         request
     }
 
-    fn passes(&mut self, time: Duration) -> &mut Story {
+    fn passes(&mut self, time: Duration) -> &mut Scenario {
         self.now += time;
         self.policy.tick(self.now);
         self.grant();
         self
     }
 
-    fn ready(&mut self, number: u32) -> &mut Story {
+    fn ready(&mut self, number: u32) -> &mut Scenario {
         self.policy.ready(number, self.now);
         self.grant();
         self
     }
 
-    fn answered(&mut self, number: u32) -> &mut Story {
+    fn answered(&mut self, number: u32) -> &mut Scenario {
         self.policy.done(number, Outcome::Answered, self.now);
         self.grant();
         self
@@ -138,15 +124,15 @@ impl Story {
     }
 
     /// With instances that run, as many as requested.
-    fn running(plan: Plan, count: u32) -> Story {
-        let mut story = Story::of(Plan { min: count, ..plan.clone() });
-        story.passes(SECOND);
-        story.then();
+    fn running(plan: Plan, count: u32) -> Scenario {
+        let mut scenario = Scenario::of(Plan { min: count, ..plan.clone() });
+        scenario.passes(SECOND);
+        scenario.then();
         for number in 1..=count {
-            story.ready(number);
+            scenario.ready(number);
         }
-        story.policy.replan(plan, story.now);
-        story.then();
-        story
+        scenario.policy.replan(plan, scenario.now);
+        scenario.then();
+        scenario
     }
 }

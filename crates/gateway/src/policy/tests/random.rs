@@ -22,6 +22,7 @@ enum Step {
     Demote(usize),
     Ended(usize),
     Unreachable(usize),
+    Faulted(usize),
     Pass(u64),
     RollOut,
     Replan(u32, u32),
@@ -40,6 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, well)| Step::Over(which, well)),
         1 => any::<usize>().prop_map(Step::Ended),
         1 => any::<usize>().prop_map(Step::Unreachable),
+        1 => any::<usize>().prop_map(Step::Faulted),
         4 => (1..40_000u64).prop_map(Step::Pass),
         1 => Just(Step::RollOut),
         1 => (0..3u32, 1..5u32).prop_map(|(min, max)| Step::Replan(min, max)),
@@ -49,7 +51,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// What the policy was told and has wanted, as the world beside it knows it.
 #[derive(Default)]
-struct World {
+struct PolicyModel {
     waiting: BTreeSet<u64>,
     /// Requests at instances.
     sent: Vec<u32>,
@@ -63,7 +65,7 @@ struct World {
     max: u32,
 }
 
-impl World {
+impl PolicyModel {
     fn follow(&mut self, policy: &mut Policy) -> Result<(), TestCaseError> {
         for action in policy.take() {
             match action {
@@ -112,8 +114,8 @@ impl World {
             |number: &u32| self.sent.contains(number) || self.busy.contains_key(number) || waits(number);
         let resting = policy.instances.keys().filter(|number| !held(number)).count();
         prop_assert!(resting <= self.max as usize + 1);
-        let seats: BTreeSet<u32> = policy.instances().map(|(_, seat, ..)| seat).collect();
-        prop_assert_eq!(seats.len(), policy.instances.len());
+        let slots: BTreeSet<u32> = policy.instances().map(|(_, slot, ..)| slot).collect();
+        prop_assert_eq!(slots.len(), policy.instances.len());
         prop_assert_eq!(policy.queued(), self.waiting.len());
         Ok(())
     }
@@ -157,12 +159,12 @@ proptest! {
     fn every_request_is_told_once_and_no_instance_has_too_many(steps in prop::collection::vec(step(), 1..200)) {
         let mut now = Instant::now();
         let mut policy = Policy::new(plan(), Some(source("one")));
-        let mut world = World { max: plan().max, ..World::default() };
+        let mut world = PolicyModel { max: plan().max, ..PolicyModel::default() };
         for step in steps {
             match step {
                 Step::Arrive | Step::Again(_) => {
                     let avoid = if let Step::Again(avoid) = step { Some(avoid) } else { None };
-                    let request = policy.arrive(now, now + policy.plan().timeout(), avoid);
+                    let request = policy.arrive(now, now + policy.plan().timeout(), avoid, true);
                     world.waiting.insert(request);
                 }
                 Step::Gone(which) => {
@@ -211,6 +213,11 @@ proptest! {
                 Step::Unreachable(which) => {
                     if let Some(number) = nth(world.there.keys().copied(), which) {
                         policy.unreachable(number, "refused".into(), now);
+                    }
+                }
+                Step::Faulted(which) => {
+                    if let Some(number) = nth(world.there.keys().copied(), which) {
+                        policy.faulted(number, "fault".into(), now);
                     }
                 }
                 Step::Pass(time) => {

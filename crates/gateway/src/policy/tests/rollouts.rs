@@ -4,47 +4,47 @@ use super::*;
 
 #[test]
 fn a_new_image_serves_before_the_old_one_goes() {
-    let mut story = Story::running(Plan { max: 1, ..plan() }, 1);
-    story.asks();
-    story.then();
-    assert!(story.policy.roll_out(source("two"), plan(), story.now));
-    assert!(!story.policy.roll_out(source("three"), plan(), story.now), "one at a time");
-    assert_eq!(story.then(), ["start 2 of two"]);
-    story.asks();
-    assert_eq!(story.then(), ["2 to 1"], "the old one serves meanwhile");
-    assert_eq!(story.ready(2).then(), ["rolled out: Ok(())"]);
-    story.asks();
-    assert_eq!(story.then(), ["3 to 2"]);
-    assert_eq!(story.answered(1).answered(1).then(), ["end 1"], "once it has answered");
-    assert_eq!(story.policy.source(), Some(&source("two")));
+    let mut scenario = Scenario::running(Plan { max: 1, ..plan() }, 1);
+    scenario.asks();
+    scenario.then();
+    assert!(scenario.policy.roll_out(source("two"), plan(), scenario.now));
+    assert!(!scenario.policy.roll_out(source("three"), plan(), scenario.now), "one at a time");
+    assert_eq!(scenario.then(), ["start 2 of two"]);
+    scenario.asks();
+    assert_eq!(scenario.then(), ["2 to 1"], "the old one serves meanwhile");
+    assert_eq!(scenario.ready(2).then(), ["rolled out: Ok(())"]);
+    scenario.asks();
+    assert_eq!(scenario.then(), ["3 to 2"]);
+    assert_eq!(scenario.answered(1).answered(1).then(), ["end 1"], "once it has answered");
+    assert_eq!(scenario.policy.source(), Some(&source("two")));
 }
 
 #[test]
 fn a_new_image_that_does_not_serve_changes_nothing() {
-    let mut story = Story::running(plan(), 1);
-    story.policy.roll_out(source("two"), Plan { max: 9, ..plan() }, story.now);
-    story.grant();
-    story.policy.not_started(2, "no port".into(), story.now);
-    assert_eq!(story.then(), ["start 2 of two", "rolled out: Err(\"no port\")"]);
-    assert_eq!((story.policy.source(), story.policy.plan().max), (Some(&source("one")), 3));
-    story.asks();
-    assert_eq!(story.then(), ["1 to 1"]);
-    assert_eq!(story.policy.problem(), None);
+    let mut scenario = Scenario::running(plan(), 1);
+    scenario.policy.roll_out(source("two"), Plan { max: 9, ..plan() }, scenario.now);
+    scenario.grant();
+    scenario.policy.not_started(2, "no port".into(), scenario.now);
+    assert_eq!(scenario.then(), ["start 2 of two", "rolled out: Err(\"no port\")"]);
+    assert_eq!((scenario.policy.source(), scenario.policy.plan().max), (Some(&source("one")), 3));
+    scenario.asks();
+    assert_eq!(scenario.then(), ["1 to 1"]);
+    assert_eq!(scenario.policy.problem(), None);
 }
 
 #[test]
 fn a_service_that_drains_answers_what_it_has() {
-    let mut story = Story::running(Plan { max: 1, ..plan() }, 1);
-    story.ask(3);
-    story.policy.drain(story.now);
-    story.asks();
-    assert_eq!(story.then(), ["1 to 1", "2 to 1", "4 draining"]);
-    assert_eq!(story.answered(1).then(), ["3 to 1"]);
-    assert_eq!(story.answered(1).answered(1).then(), ["end 1"]);
-    assert!(!story.policy.is_drained());
-    story.policy.ended(1, String::new(), story.now);
-    assert!(story.policy.is_drained());
-    story.policy.replan(plan(), story.now);
-    story.asks();
-    assert_eq!(story.then(), ["start 2 of one"]);
+    let mut scenario = Scenario::running(Plan { max: 1, ..plan() }, 1);
+    scenario.ask(3);
+    scenario.policy.drain(scenario.now);
+    scenario.asks();
+    assert_eq!(scenario.then(), ["1 to 1", "2 to 1", "4 draining"]);
+    assert_eq!(scenario.answered(1).then(), ["3 to 1"]);
+    assert_eq!(scenario.answered(1).answered(1).then(), ["end 1"]);
+    assert!(!scenario.policy.is_drained());
+    scenario.policy.ended(1, String::new(), scenario.now);
+    assert!(scenario.policy.is_drained());
+    scenario.policy.replan(plan(), scenario.now);
+    scenario.asks();
+    assert_eq!(scenario.then(), ["start 2 of one"]);
 }

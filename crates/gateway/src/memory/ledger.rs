@@ -3,26 +3,27 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use super::share::{Excess, Shares, Tally};
+use super::holding::{Holding, together};
+use super::share::{Excess, TenantLimits, TenantUsage};
 
 /// A service by its number, and an instance of it by its own.
 pub type Key = (u64, u32);
 
 #[derive(Default)]
-pub struct Book {
+pub struct MemoryLedger {
     pub(super) gpus: BTreeMap<String, Gpu>,
-    pub shares: Shares,
+    pub shares: TenantLimits,
 }
 
 #[derive(Default)]
 pub(super) struct Gpu {
     /// Every instance that there is, whatever it has.
-    pub held: BTreeMap<Key, Held>,
+    pub held: BTreeMap<Key, InstanceMemory>,
     pub waiting: VecDeque<Waiting>,
 }
 
-pub(super) struct Held {
-    pub bytes: u64,
+pub(super) struct InstanceMemory {
+    pub holding: Holding,
     /// How much of it is about to be free.
     pub leaving: Option<u64>,
     /// It is to end, for another instance of its tenant's; it may have to sleep first.
@@ -32,12 +33,12 @@ pub(super) struct Held {
 pub(super) struct Waiting {
     pub key: Key,
     /// What it is to have in all.
-    pub bytes: u64,
-    pub full: Option<Full>,
+    pub holding: Holding,
+    pub full: Option<GpuFull>,
 }
 
 /// Its GPU was full when it was to be brought up.
-pub(super) struct Full {
+pub(super) struct GpuFull {
     /// What was missing, and how much was given back since; at least a byte.
     pub missing: u64,
     pub given_back: u64,
@@ -45,21 +46,21 @@ pub(super) struct Full {
     pub why: String,
 }
 
-impl Book {
+impl MemoryLedger {
     /// What an instance is known to have.
-    pub fn hold(&mut self, gpu: &str, key: Key, bytes: u64) {
+    pub fn hold(&mut self, gpu: &str, key: Key, holding: impl Into<Holding>) {
         let gpu = self.gpus.entry(gpu.to_string()).or_default();
-        let held = gpu.held.entry(key).or_insert(Held::of(0));
-        let gone = held.bytes.saturating_sub(bytes);
-        *held = Held { ending: held.ending, ..Held::of(bytes) };
-        gpu.given_back(gone);
+        let before = gpu.used();
+        let ending = gpu.held.get(&key).is_some_and(|held| held.ending);
+        gpu.held.insert(key, InstanceMemory { ending, ..InstanceMemory::of(holding) });
+        gpu.given_back(before.saturating_sub(gpu.used()));
     }
 
     /// What was measured of an instance, unless it is about to have less.
-    pub fn measured(&mut self, key: Key, bytes: u64) {
+    pub fn measured(&mut self, key: Key, holding: impl Into<Holding>) {
         let mut held = self.gpus.values_mut().filter_map(|gpu| gpu.held.get_mut(&key));
         if let Some(held) = held.next().filter(|held| held.leaving.is_none()) {
-            held.bytes = bytes;
+            held.holding = holding.into();
         }
     }
 
@@ -74,8 +75,9 @@ impl Book {
     pub fn gone(&mut self, key: Key) {
         for gpu in self.gpus.values_mut() {
             gpu.waiting.retain(|waiting| waiting.key != key);
-            if let Some(held) = gpu.held.remove(&key) {
-                gpu.given_back(held.bytes);
+            let before = gpu.used();
+            if gpu.held.remove(&key).is_some() {
+                gpu.given_back(before.saturating_sub(gpu.used()));
             }
         }
         self.gpus.retain(|_, gpu| !gpu.held.is_empty() || !gpu.waiting.is_empty());
@@ -86,32 +88,33 @@ impl Book {
         self.gpus.values_mut().for_each(|gpu| gpu.waiting.retain(|waiting| waiting.key != key));
     }
 
-    /// An instance waits until it can have so many bytes in all.
-    pub fn claim(&mut self, gpu: &str, key: Key, bytes: u64) {
+    /// An instance waits until it can have so much in all.
+    pub fn claim(&mut self, gpu: &str, key: Key, holding: impl Into<Holding>) {
         let gpu = self.gpus.entry(gpu.to_string()).or_default();
         if let Some(held) = gpu.held.get_mut(&key) {
             held.ending = false;
         }
-        gpu.waiting.push_back(Waiting { key, bytes, full: None });
+        gpu.waiting.push_back(Waiting { key, holding: holding.into(), full: None });
     }
 
-    /// An instance had been granted its bytes and found the GPU full, which lacked `missing` (0: nobody knows how many): it
+    /// An instance had been granted its memory and found the GPU full, which lacked `missing` (0: nobody knows how many): it
     /// has `left`, and is the first to have room.
     pub fn found_full(
         &mut self,
         gpu: &str,
         key: Key,
-        (bytes, left): (u64, u64),
+        (holding, left): (impl Into<Holding>, impl Into<Holding>),
         (missing, why): (u64, String),
         now: Instant,
     ) {
         let gpu = self.gpus.entry(gpu.to_string()).or_default();
-        match left {
-            0 => drop(gpu.held.remove(&key)),
-            left => drop(gpu.held.insert(key, Held::of(left))),
+        let left = left.into();
+        match left.is_none() {
+            true => drop(gpu.held.remove(&key)),
+            false => drop(gpu.held.insert(key, InstanceMemory::of(left))),
         }
-        let full = Some(Full { missing: missing.max(1), given_back: 0, since: now, why });
-        gpu.waiting.push_front(Waiting { key, bytes, full });
+        let full = Some(GpuFull { missing: missing.max(1), given_back: 0, since: now, why });
+        gpu.waiting.push_front(Waiting { key, holding: holding.into(), full });
     }
 
     /// Whether somebody waits, or has more than it may.
@@ -129,7 +132,7 @@ impl Book {
         if let Some(full) = &waiting.full {
             return Some(full.why.clone());
         }
-        let needed = waiting.bytes >> 20;
+        let needed = waiting.holding.alone() >> 20;
         if let Some((tenant, share)) = self.shares.of(key.0) {
             let tally = self.tally(tenant);
             let excess = share.excess(&tally, self.more(gpu, waiting));
@@ -154,8 +157,22 @@ impl Book {
         ))
     }
 
+    /// What an instance has, and those before it do not have already: all together have the sum of these.
     pub fn bytes(&self, key: Key) -> Option<u64> {
-        self.gpus.values().find_map(|gpu| gpu.held.get(&key)).map(|held| held.bytes)
+        let gpu = self.gpus.values().find(|gpu| gpu.held.contains_key(&key))?;
+        let before = || gpu.held.range(..key).map(|(_, held)| &held.holding);
+        let own = &gpu.held.get(&key)?.holding;
+        Some(match own.data.is_empty() {
+            true => own.own,
+            false => together(before().chain([own])) - together(before()),
+        })
+    }
+
+    /// How much there would be without an instance that there is with it.
+    pub fn frees(&self, key: Key) -> u64 {
+        let Some(gpu) = self.gpus.values().find(|gpu| gpu.held.contains_key(&key)) else { return 0 };
+        let others = gpu.held.iter().filter(|(other, _)| **other != key).map(|(_, held)| &held.holding);
+        gpu.used().saturating_sub(together(others))
     }
 
     /// Each GPU with what is held of it.
@@ -164,14 +181,17 @@ impl Book {
     }
 
     /// What a tenant's services have.
-    pub fn tally(&self, tenant: &str) -> Tally {
-        let mut tally = Tally::default();
-        let all = self.gpus.values().flat_map(|gpu| &gpu.held);
-        for (_, held) in all.filter(|(key, _)| self.shares.tenant_of(key.0) == Some(tenant)) {
-            tally.bytes += held.bytes;
-            tally.instances += 1;
-            tally.leaving_bytes += held.leaving.unwrap_or(0);
-            tally.leaving += usize::from(held.ending);
+    pub fn tally(&self, tenant: &str) -> TenantUsage {
+        let mut tally = TenantUsage::default();
+        for gpu in self.gpus.values() {
+            let its = |(key, _): &(&Key, &InstanceMemory)| self.shares.tenant_of(key.0) == Some(tenant);
+            let all = || gpu.held.iter().filter(its).map(|(_, held)| held);
+            tally.bytes += together(all().map(|held| &held.holding));
+            for held in all() {
+                tally.instances += 1;
+                tally.leaving_bytes += held.leaving.unwrap_or(0);
+                tally.leaving += usize::from(held.ending);
+            }
         }
         tally
     }
@@ -184,21 +204,22 @@ impl Book {
 
     /// What one that waits is to have beside what it has.
     pub(super) fn more(&self, gpu: &Gpu, waiting: &Waiting) -> Excess {
-        let own = gpu.held.get(&waiting.key);
-        let bytes = waiting.bytes.saturating_sub(own.map_or(0, |held| held.bytes));
-        Excess { bytes, instances: usize::from(own.is_none()) }
+        let others = gpu.held.iter().filter(|(key, _)| **key != waiting.key).map(|(_, held)| &held.holding);
+        let then = together(others.chain([&waiting.holding]));
+        let is_new = !gpu.held.contains_key(&waiting.key);
+        Excess { bytes: then.saturating_sub(gpu.used()), instances: usize::from(is_new) }
     }
 }
 
-impl Held {
-    pub fn of(bytes: u64) -> Held {
-        Held { bytes, leaving: None, ending: false }
+impl InstanceMemory {
+    pub fn of(holding: impl Into<Holding>) -> InstanceMemory {
+        InstanceMemory { holding: holding.into(), leaving: None, ending: false }
     }
 }
 
 impl Gpu {
     pub fn used(&self) -> u64 {
-        self.held.values().map(|held| held.bytes).sum()
+        together(self.held.values().map(|held| &held.holding))
     }
 
     pub fn leaving(&self) -> u64 {
