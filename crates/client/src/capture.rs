@@ -17,19 +17,19 @@ use rekindle_protocol::operation::{
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::graph::memory::MemoryNode;
-use crate::graph::{self, Held, Kept};
-use crate::stream::{self, Place, resolve};
+use crate::graph::{self, GraphResources, NodeResource};
+use crate::stream::{self, StreamTarget, resolve};
 use crate::{lane, thread};
 
 /// Streams on which a capture was begun and not ended, and its id: one that has become invalid does not say it any more.
-static BEGUN: Mutex<Option<HashMap<Place, u64>>> = Mutex::new(None);
+static BEGUN: Mutex<Option<HashMap<StreamTarget, u64>>> = Mutex::new(None);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn begun() -> MutexGuard<'static, Option<HashMap<Place, u64>>> {
+fn begun() -> MutexGuard<'static, Option<HashMap<StreamTarget, u64>>> {
     BEGUN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn change(change: impl FnOnce(&mut HashMap<Place, u64>)) {
+fn change(change: impl FnOnce(&mut HashMap<StreamTarget, u64>)) {
     let mut begun = begun();
     let begun = begun.get_or_insert_default();
     change(begun);
@@ -42,23 +42,23 @@ pub fn any() -> bool {
 }
 
 pub fn forget_device(device: u8) {
-    change(|begun| begun.retain(|place, _| place.device != device));
+    change(|begun| begun.retain(|target, _| target.device != device));
 }
 
 fn begin(stream: Handle, mode: u32) -> Result<()> {
     if mode > 2 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let place = resolve(stream)?;
-    lane::ask(&CaptureBegin { device: place.device, stream: place.id, mode })?;
-    note_begun(place).map(drop)
+    let target = resolve(stream)?;
+    lane::ask(&CaptureBegin { device: target.device, stream: target.id, mode })?;
+    note_begun(target).map(drop)
 }
 
 /// Notes a capture that the worker has begun: its id.
-fn note_begun(place: Place) -> Result<u64> {
-    let capture = lane::ask(&CaptureStatus { device: place.device, stream: place.id })?.id;
+fn note_begun(target: StreamTarget) -> Result<u64> {
+    let capture = lane::ask(&CaptureStatus { device: target.device, stream: target.id })?.id;
     change(|begun| {
-        begun.insert(place, capture);
+        begun.insert(target, capture);
     });
     Ok(capture)
 }
@@ -68,20 +68,20 @@ fn begin_into(stream: Handle, graph: Handle, after: &[Handle], mode: u32) -> Res
     if mode > 2 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let Place { device, id } = resolve(stream)?;
+    let StreamTarget { device, id } = resolve(stream)?;
     let after = graph::before_capture(graph, device, after)?;
     let into = graph::id(graph)?;
     lane::ask(&CaptureBeginInto { device, stream: id, mode, graph: into, after })?;
-    let capture = note_begun(Place { device, id })?;
+    let capture = note_begun(StreamTarget { device, id })?;
     graph::capture_into(graph)?;
-    let place = Place { device, id };
-    let made = Unfinished { graph, place, is_program_s: true, given: Vec::new() };
+    let target = StreamTarget { device, id };
+    let made = Unfinished { graph, target, is_program_s: true, given: Vec::new() };
     unfinished().get_or_insert_default().insert(capture, made);
     Ok(())
 }
 
 /// Nodes and as many edges, as a program was given them.
-struct Given {
+struct ReturnedNodes {
     _nodes: Box<[Handle]>,
     _edges: Box<[GraphEdgeData]>,
 }
@@ -90,11 +90,11 @@ struct Given {
 struct Unfinished {
     graph: Handle,
     /// A stream of the capture.
-    place: Place,
+    target: StreamTarget,
     /// Whether it was the program's before the capture; else the program has asked for it since.
     is_program_s: bool,
     /// Lists of nodes and of their edges that the program was given, which it may look at until the capture ends.
-    given: Vec<Given>,
+    given: Vec<ReturnedNodes>,
 }
 
 /// By the capture's id.
@@ -106,33 +106,33 @@ fn unfinished() -> MutexGuard<'static, Option<HashMap<u64, Unfinished>>> {
 
 /// What the graph of a capture under way is to hold.
 #[derive(Default)]
-struct Gathered {
-    held: Held,
+struct CaptureContents {
+    held: GraphResources,
     memory: Vec<MemoryNode>,
 }
 
 /// By the capture's id.
-static GATHERED: Mutex<Option<HashMap<u64, Gathered>>> = Mutex::new(None);
+static GATHERED: Mutex<Option<HashMap<u64, CaptureContents>>> = Mutex::new(None);
 
-fn gather(capture: u64, gather: impl FnOnce(&mut Gathered)) {
+fn gather(capture: u64, gather: impl FnOnce(&mut CaptureContents)) {
     let mut gathered = GATHERED.lock().unwrap_or_else(PoisonError::into_inner);
     gather(gathered.get_or_insert_default().entry(capture).or_default());
 }
 
-fn gathered(capture: u64) -> Gathered {
+fn gathered(capture: u64) -> CaptureContents {
     let mut gathered = GATHERED.lock().unwrap_or_else(PoisonError::into_inner);
     gathered.get_or_insert_default().remove(&capture).unwrap_or_default()
 }
 
 /// Adds a node to a capture on a stream of it; the graph then holds what the node uses.
-pub fn add(place: Place, capture: u64, action: NodeAction, kept: Option<Kept>) -> Result<()> {
-    lane::ask(&CaptureAdd { device: place.device, stream: place.id, action })?;
+pub fn add(target: StreamTarget, capture: u64, action: NodeAction, kept: Option<NodeResource>) -> Result<()> {
+    lane::ask(&CaptureAdd { device: target.device, stream: target.id, action })?;
     gather(capture, |gathered| gathered.held.keep_captured(kept));
     Ok(())
 }
 
 /// The graph of a capture is to hold what is in it.
-pub fn hold(capture: u64, held: Held) {
+pub fn hold(capture: u64, held: GraphResources) {
     gather(capture, |gathered| gathered.held.extend(held));
 }
 
@@ -141,41 +141,46 @@ pub fn note_memory(capture: u64, node: MemoryNode) {
 }
 
 /// The handle of the graph of a capture under way, with which nothing can be done before the capture ends.
-fn graph_of(capture: u64, place: Place) -> Result<Handle> {
+fn graph_of(capture: u64, target: StreamTarget) -> Result<Handle> {
     let mut unfinished = unfinished();
     let unfinished = unfinished.get_or_insert_default();
     if let Some(made) = unfinished.get(&capture) {
         return Ok(made.graph);
     }
-    let graph = graph::unfinished(place.device)?;
-    unfinished.insert(capture, Unfinished { graph, place, is_program_s: false, given: Vec::new() });
+    let graph = graph::unfinished(target.device)?;
+    unfinished.insert(capture, Unfinished { graph, target, is_program_s: false, given: Vec::new() });
     Ok(graph)
 }
 
 /// The capture under way that a graph is of, and a stream of it.
-fn capture_into(graph: Handle) -> Result<(u64, Place)> {
+fn capture_into(graph: Handle) -> Result<(u64, StreamTarget)> {
     let unfinished = unfinished();
     let mut all = unfinished.iter().flatten();
-    let found = all.find(|(_, made)| made.graph == graph).map(|(id, made)| (*id, made.place));
+    let found = all.find(|(_, made)| made.graph == graph).map(|(id, made)| (*id, made.target));
     found.ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 /// Has all nodes that a capture under way has by now have handles.
 pub fn know_nodes(graph: Handle) -> Result<()> {
-    let (capture, place) = capture_into(graph)?;
-    next_after(place, capture).map(drop)
+    let (capture, target) = capture_into(graph)?;
+    next_after(target, capture).map(drop)
 }
 
 /// Adds a node to the graph of a capture under way, all of whose nodes have handles, behind nodes of it: its number.
-pub fn add_to_graph(graph: Handle, after: &[u32], action: NodeAction, kept: Option<Kept>) -> Result<u32> {
-    let (capture, Place { device, id: stream }) = capture_into(graph)?;
+pub fn add_to_graph(
+    graph: Handle,
+    after: &[u32],
+    action: NodeAction,
+    kept: Option<NodeResource>,
+) -> Result<u32> {
+    let (capture, StreamTarget { device, id: stream }) = capture_into(graph)?;
     let number = lane::ask(&CaptureAddBehind { device, stream, after: after.to_vec(), action })?;
     gather(capture, |gathered| gathered.held.keep_captured(kept));
     Ok(number)
 }
 
 /// The graph of a capture under way is to hold what is in it.
-pub fn hold_in(graph: Handle, held: Held) -> Result<()> {
+pub fn hold_in(graph: Handle, held: GraphResources) -> Result<()> {
     capture_into(graph).map(|(capture, _)| hold(capture, held))
 }
 
@@ -191,7 +196,7 @@ pub fn has_memory(graph: Handle, which: impl Fn(&MemoryNode) -> bool) -> bool {
 }
 
 /// Where a program wants to be told of a capture.
-struct Asked {
+struct CaptureOutputs {
     status: Out<u32>,
     id: Out<u64>,
     graph: Out<Handle>,
@@ -200,20 +205,20 @@ struct Asked {
     count: Out<usize>,
 }
 
-fn info(stream: Handle, asked: Asked) -> Result<()> {
+fn info(stream: Handle, asked: CaptureOutputs) -> Result<()> {
     const ACTIVE: u32 = 1;
     asked.status.check()?;
     asked.nodes.offer(std::ptr::null());
     asked.edges.offer(std::ptr::null());
-    let place = resolve(stream)?;
-    let capture = stream::capture(place)?;
+    let target = resolve(stream)?;
+    let capture = stream::capture(target)?;
     if capture.status == ACTIVE {
         asked.id.offer(capture.id);
         if !asked.graph.is_null() {
-            asked.graph.offer(graph_of(capture.id, place)?);
+            asked.graph.offer(graph_of(capture.id, target)?);
         }
         if !asked.nodes.is_null() || !asked.count.is_null() {
-            let nodes = next_after(place, capture.id)?;
+            let nodes = next_after(target, capture.id)?;
             // Bindings read as many edges as there are nodes.
             let edges = vec![GraphEdgeData::default(); nodes.len()].into_boxed_slice();
             asked.count.offer(nodes.len());
@@ -221,7 +226,7 @@ fn info(stream: Handle, asked: Asked) -> Result<()> {
                 asked.nodes.offer(nodes.as_ptr());
                 asked.edges.offer(edges.as_ptr());
             }
-            let given = Given { _nodes: nodes, _edges: edges };
+            let given = ReturnedNodes { _nodes: nodes, _edges: edges };
             let mut unfinished = unfinished();
             if let Some(made) = unfinished.get_or_insert_default().get_mut(&capture.id) {
                 made.given.push(given);
@@ -232,10 +237,10 @@ fn info(stream: Handle, asked: Asked) -> Result<()> {
 }
 
 /// The nodes that the next one on a captured stream will come after.
-fn next_after(place: Place, capture: u64) -> Result<Box<[Handle]>> {
-    let graph = graph_of(capture, place)?;
+fn next_after(target: StreamTarget, capture: u64) -> Result<Box<[Handle]>> {
+    let graph = graph_of(capture, target)?;
     let from = graph::known_nodes(graph)?;
-    let ends = lane::ask(&CaptureEndsOf { device: place.device, stream: place.id, from })?;
+    let ends = lane::ask(&CaptureEndsOf { device: target.device, stream: target.id, from })?;
     graph::captured_nodes(graph, &ends.kinds, &ends.after).map(Vec::into_boxed_slice)
 }
 
@@ -246,20 +251,20 @@ fn depend(stream: Handle, nodes: &[Handle], flags: u32) -> Result<()> {
     if flags > ALONE {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let place = resolve(stream)?;
-    let capture = stream::capture(place)?;
+    let target = resolve(stream)?;
+    let capture = stream::capture(target)?;
     if capture.status == 0 {
         return Err(CUDA_ERROR_ILLEGAL_STATE);
     }
-    let after = graph::numbers(graph_of(capture.id, place)?, nodes)?;
-    lane::ask(&CaptureDepend { device: place.device, stream: place.id, after, alone: flags == ALONE })
+    let after = graph::numbers(graph_of(capture.id, target)?, nodes)?;
+    lane::ask(&CaptureDepend { device: target.device, stream: target.id, after, alone: flags == ALONE })
 }
 
 fn end(stream: Handle) -> Result<Handle> {
-    let place = resolve(stream)?;
-    let Place { device, id } = place;
-    let noted = begun().get_or_insert_default().get(&place).copied();
-    let capture = noted.map_or_else(|| stream::capture(place).map(|capture| capture.id), Ok)?;
+    let target = resolve(stream)?;
+    let StreamTarget { device, id } = target;
+    let noted = begun().get_or_insert_default().get(&target).copied();
+    let capture = noted.map_or_else(|| stream::capture(target).map(|capture| capture.id), Ok)?;
     let known =
         unfinished().get_or_insert_default().get(&capture).map(|made| (made.graph, made.is_program_s));
     let graph = known.map_or_else(|| Ok(graph::new_id()), |(graph, _)| graph::id(graph))?;
@@ -271,10 +276,10 @@ fn end(stream: Handle) -> Result<Handle> {
         return ended.map(|_| Handle::NULL);
     }
     change(|begun| {
-        begun.remove(&place);
+        begun.remove(&target);
     });
     unfinished().get_or_insert_default().remove(&capture);
-    let Gathered { held, memory } = gathered(capture);
+    let CaptureContents { held, memory } = gathered(capture);
     if let (Err(_), Some((graph, is_program_s))) = (&ended, known) {
         graph::not_captured(graph, is_program_s)?;
     }
@@ -301,13 +306,13 @@ exports! {
     }
     call fn cuStreamGetCaptureInfo | cuStreamGetCaptureInfo_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>) {
         let (graph, nodes, edges, count) = (none(), none(), none(), none());
-        info(stream, Asked { status, id, graph, nodes, edges, count })
+        info(stream, CaptureOutputs { status, id, graph, nodes, edges, count })
     }
     call fn cuStreamGetCaptureInfo_v2 | cuStreamGetCaptureInfo_v2_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, nodes: Out<*const Handle>, count: Out<usize>) {
-        info(stream, Asked { status, id, graph, nodes, edges: none(), count })
+        info(stream, CaptureOutputs { status, id, graph, nodes, edges: none(), count })
     }
     call fn cuStreamGetCaptureInfo_v3 | cuStreamGetCaptureInfo_v3_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, nodes: Out<*const Handle>, edges: Out<*const GraphEdgeData>, count: Out<usize>) {
-        info(stream, Asked { status, id, graph, nodes, edges, count })
+        info(stream, CaptureOutputs { status, id, graph, nodes, edges, count })
     }
     call fn cuStreamUpdateCaptureDependencies | cuStreamUpdateCaptureDependencies_ptsz [stream] (stream: Handle, nodes: In<Handle>, count: usize, flags: u32) {
         depend(stream, nodes.slice(count)?, flags)

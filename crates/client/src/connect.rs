@@ -77,7 +77,7 @@ impl From<ConnectError> for CuResult {
 
 fn connect() -> std::result::Result<(), ConnectError> {
     let directory = PathBuf::from(std::env::var_os(RUN_DIRECTORY).ok_or(ConnectError::Outside)?);
-    let (gate, control, welcome) = ask(&directory.join(ADMISSION_SOCKET))?;
+    let (socket, control, welcome) = ask(&directory.join(ADMISSION_SOCKET))?;
 
     let name = file_name("board", std::process::id(), 0);
     let path = directory.join(&name);
@@ -91,8 +91,8 @@ fn connect() -> std::result::Result<(), ConnectError> {
     frame::send(&control, &ToWorker::Board { name: name.clone(), version: CLIENT_VERSION }, &descriptors)
         .map_err(ConnectError::Welcome)?;
     // A daemon that is gone has written down whom the worker serves.
-    let _ = frame::send(&gate, &AdmissionRequest::Settled, &[]);
-    drop(gate);
+    let _ = frame::send(&socket, &AdmissionRequest::Settled, &[]);
+    drop(socket);
 
     genuine::open_in_background(welcome.real_driver.as_deref(), &welcome.devices);
     fork::watch();
@@ -108,12 +108,12 @@ fn own_process() -> Option<OwnedFd> {
     (descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
 }
 
-/// Connects to the gate, at which nobody answers while one daemon has ended and the next one has not begun.
-fn at_gate(gate: &Path) -> std::io::Result<UnixStream> {
+/// Connects to the admission socket, at which nobody answers while one daemon has ended and the next one has not begun.
+fn connect_when_served(socket: &Path) -> std::io::Result<UnixStream> {
     let began = Instant::now();
     let mut said = false;
     loop {
-        match UnixStream::connect(gate) {
+        match UnixStream::connect(socket) {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused && began.elapsed() < DAEMON_LIMIT => {
                 if !said {
                     let seconds = DAEMON_LIMIT.as_secs();
@@ -127,8 +127,9 @@ fn at_gate(gate: &Path) -> std::io::Result<UnixStream> {
     }
 }
 
-fn ask(gate: &Path) -> std::result::Result<(UnixStream, UnixStream, Welcome), ConnectError> {
-    let stream = at_gate(gate).map_err(|source| ConnectError::Gate { path: gate.to_owned(), source })?;
+fn ask(socket: &Path) -> std::result::Result<(UnixStream, UnixStream, Welcome), ConnectError> {
+    let stream = connect_when_served(socket)
+        .map_err(|source| ConnectError::Gate { path: socket.to_owned(), source })?;
     let knock = AdmissionRequest::Knock { version: ADMISSION_VERSION };
     frame::send(&stream, &knock, &[]).map_err(ConnectError::Admission)?;
     let (admission, descriptors) = frame::receive(&stream).map_err(ConnectError::Admission)?;

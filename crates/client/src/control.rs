@@ -1,4 +1,4 @@
-//! The client's own thread: it reads what the worker says beside the rings, closes the gate for a checkpoint, and
+//! The client's own thread: it reads what the worker says beside the rings, closes the barrier for a checkpoint, and
 //! notices that the worker has died.
 
 use std::io;
@@ -10,9 +10,9 @@ use rekindle_protocol::client::{CLIENT_VERSION, Quiesced, ToClient, ToWorker};
 use rekindle_protocol::frame;
 
 use crate::session::Session;
-use crate::{first_pages, gate, genuine, host_call, seat};
+use crate::{first_pages, genuine, host_call, quiesce, thread_slot};
 
-/// How often a closing gate is looked at.
+/// How often a closing barrier is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Starts the control thread and the one that runs host functions, both deaf to signals.
@@ -75,24 +75,24 @@ fn serve(session: &'static Session) {
             ToClient::RingReady { .. } => {}
             ToClient::Call { token } => host_call::due(token),
             ToClient::Quiesce { limit_ms } => {
-                gate::close();
+                quiesce::close();
                 session.rings().iter().for_each(|ring| {
                     ring.look_again();
                     ring.header().space().raise();
                 });
                 closing = Some(Instant::now() + Duration::from_millis(limit_ms));
             }
-            ToClient::Sleep => gate::sleep(),
+            ToClient::Sleep => quiesce::sleep(),
             ToClient::Resume { restored, driver_attached } => {
                 closing = None;
                 if restored {
                     session.board.set_client(rekindle_ring::Liveness::Alive);
-                    seat::all().iter().for_each(|seat| seat.reload());
+                    thread_slot::all().iter().for_each(|slot| slot.reload());
                 }
                 genuine::set_attached(driver_attached);
-                gate::open();
+                quiesce::open();
                 let _ = session.send(&ToWorker::Resumed);
-                genuine::attach_soon();
+                genuine::attach_after(genuine::SOON);
                 if restored {
                     first_pages::take(&session.directory);
                 }
@@ -102,18 +102,19 @@ fn serve(session: &'static Session) {
                 genuine::release(|released| {
                     let _ = session.send(&ToWorker::Released(released));
                 });
+                genuine::attach_after(genuine::UNUSED);
             }
             ToClient::Kept => genuine::set_attached(true),
         }
     };
     session.worker_died(&why);
     genuine::attached("the worker is gone".to_owned());
-    gate::open();
+    quiesce::open();
 }
 
 /// The answer to a `Quiesce`, once there is one.
 fn closed(session: &Session, deadline: Instant) -> Option<ToWorker> {
-    let inside = gate::inside();
+    let inside = quiesce::inside();
     if inside == 0 && genuine::settled() {
         return Some(ToWorker::Quiesced(Quiesced {
             version: CLIENT_VERSION,
@@ -121,13 +122,13 @@ fn closed(session: &Session, deadline: Instant) -> Option<ToWorker> {
             socket_inode: inode(session),
             driver_attached: genuine::is_attached(),
             files: session.files().iter().map(|(name, bytes)| (name.clone(), *bytes)).collect(),
-            uncollected: seat::all().iter().flat_map(|seat| seat.uncollected()).collect(),
+            uncollected: thread_slot::all().iter().flat_map(|slot| slot.uncollected()).collect(),
         }));
     }
     if Instant::now() < deadline {
         return None;
     }
-    gate::open();
+    quiesce::open();
     Some(ToWorker::Busy(format!("{inside} of the program's threads are still inside CUDA calls")))
 }
 
@@ -139,7 +140,7 @@ fn inode(session: &Session) -> u64 {
     status.st_ino
 }
 
-/// Waits for a message; for a moment only while the gate is closing.
+/// Waits for a message; for a moment only while the barrier is closing.
 fn readable(session: &Session, closing: bool) -> bool {
     if !closing {
         return true;

@@ -27,7 +27,7 @@ use rekindle_protocol::operation::{
 use crate::abi::{Handle, Out, Result, Text, put_text};
 use crate::export::exports;
 use crate::memory::{self, Purpose};
-use crate::stream::{Place, resolve};
+use crate::stream::{StreamTarget, resolve};
 use crate::{context, lane, session};
 
 /// Some is still to come.
@@ -76,7 +76,7 @@ exports! {
     }
     call fn rekindleDataDump(address: u64, stream: Handle, problem: Out<i32>, sentence: Out<u8>, room: i32) {
         problem.check()?;
-        let Place { device, id, .. } = resolve(stream)?;
+        let StreamTarget { device, id, .. } = resolve(stream)?;
         match lane::ask(&DataDump { device, stream: id, address })? {
             Ok(()) => problem.put(0),
             Err((kind, words)) => {

@@ -80,15 +80,15 @@ fn record(event: Handle, stream: Handle, flags: u32) -> Result<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let event = arena::get::<Event>(event)?;
-    let place = resolve(stream)?;
-    if place.device != event.device {
+    let target = resolve(stream)?;
+    if target.device != event.device {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
     if event.is_interprocess() {
-        return lane::ask(&IpcEventRecord { device: place.device, stream: place.id, event: event.id });
+        return lane::ask(&IpcEventRecord { device: target.device, stream: target.id, event: event.id });
     }
     event.recorded.store(true, Ordering::Release);
-    lane::post(&EventRecord { device: place.device, stream: place.id, event: event.id, flags }, &[])
+    lane::post(&EventRecord { device: target.device, stream: target.id, event: event.id, flags }, &[])
 }
 
 /// Records an event behind all that the streams of a part of the device have, or of all of it.

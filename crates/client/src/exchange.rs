@@ -11,7 +11,7 @@
 //! what has this name and size; it can only be read, and is given back by `cuMemFree`. The third says that it is needed no
 //! more. Where `problem` is not 0, it is the number of what is wrong, and `text` is a sentence.
 
-use rekindle_protocol::operation::{ContextSynchronize, ExchangeDrop, ExchangeGet, ExchangePut, Told};
+use rekindle_protocol::operation::{ContextSynchronize, DataOutcome, ExchangeDrop, ExchangeGet, ExchangePut};
 
 use crate::abi::{Out, Result, Text, put_text};
 use crate::export::exports;
@@ -20,7 +20,7 @@ use crate::{context, lane};
 
 /// Gives what came of it, or says why nothing did.
 fn give<T>(
-    told: Told<T>,
+    told: DataOutcome<T>,
     problem: Out<i32>,
     text: Out<u8>,
     room: i32,

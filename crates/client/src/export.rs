@@ -17,7 +17,7 @@ use rekindle_cuda::{CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CuRe
 
 use crate::abi::{Handle, Result};
 use crate::report::report;
-use crate::{gate, session};
+use crate::{quiesce, session};
 
 /// `CU_STREAM_LEGACY`.
 pub const LEGACY: Handle = Handle(1);
@@ -68,7 +68,7 @@ pub fn ready(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
 pub fn call(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
     free(name, || {
         session::get()?;
-        let _inside = gate::enter()?;
+        let _inside = quiesce::enter()?;
         body()
     })
 }

@@ -5,7 +5,7 @@
 //! process; it is brought back when a new copy of the runtime asks for tables.
 
 use std::ffi::{CString, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -127,20 +127,26 @@ fn used() -> Result<RwLockReadGuard<'static, ()>> {
 /// and has nothing to tell us by.
 static NVML: AtomicBool = AtomicBool::new(false);
 
-/// The program goes on, and the driver is detached. For NVML it is attached again soon; not at once, for the program has
-/// better to do just after a restore.
-pub fn attach_soon() {
-    const SOON: Duration = Duration::from_secs(1);
+/// How long after the program goes on the driver is attached for NVML. Not at once: it has better to do just after a restore.
+pub const SOON: Duration = Duration::from_secs(1);
+/// And how long after it was given up for a checkpoint, of which nothing may come.
+pub const UNUSED: Duration = Duration::from_secs(10);
+
+/// Attaches a driver that is detached for NVML's sake, if that is in use, unless this is called again before, or the program
+/// stands still by then.
+pub fn attach_after(wait: Duration) {
+    static LATEST: AtomicU64 = AtomicU64::new(0);
+    let number = LATEST.fetch_add(1, Ordering::Relaxed) + 1;
     if is_attached() || !NVML.load(Ordering::Relaxed) {
         return;
     }
-    let attach_it = || {
-        std::thread::sleep(SOON);
+    let attach_it = move || {
+        std::thread::sleep(wait);
         // Who sleeps is not woken for this, and goes through here again when it wakes.
-        if crate::gate::is_closed() {
+        if LATEST.load(Ordering::Relaxed) != number || crate::quiesce::is_closed() {
             return;
         }
-        if let (Ok(_inside), Err(code)) = (crate::gate::enter(), used().map(drop)) {
+        if let (Ok(_inside), Err(code)) = (crate::quiesce::enter(), used().map(drop)) {
             report(format_args!("calls of NVML wait, since the driver could not be attached again: {code}"));
         }
     };
@@ -247,7 +253,7 @@ exports! {
             report(format_args!("the driver's private table {:032x} was asked for", u128::from_be_bytes(id)));
         }
         connect::initialise(0)?;
-        let _inside = crate::gate::enter()?;
+        let _inside = crate::quiesce::enter()?;
         match opened() {
             Driver::Open(_) if tables::is_profilers(&id) => {
                 without_profiler();

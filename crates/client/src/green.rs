@@ -25,7 +25,7 @@ use crate::arena::{self, Kind, Object};
 use crate::context::{self, Context};
 use crate::export::exports;
 use crate::refusal::refused;
-use crate::stream::{self, Place};
+use crate::stream::{self, StreamTarget};
 use crate::{event, lane, session};
 
 /// `CU_DEV_RESOURCE_TYPE_SM`.
@@ -103,7 +103,7 @@ impl Green {
     /// Waits for the work of its streams.
     pub fn synchronize(&self) -> Result<()> {
         let streams = self.change_streams(|streams| streams.clone());
-        streams.into_iter().try_for_each(|id| stream::synchronize(Place { device: self.device, id }))
+        streams.into_iter().try_for_each(|id| stream::synchronize(StreamTarget { device: self.device, id }))
     }
 
     /// It is gone with its device's contents.

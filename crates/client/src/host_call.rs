@@ -29,38 +29,38 @@ pub enum Function {
     Copy(Copy3D),
 }
 
-struct Known {
+struct RegisteredFunction {
     function: Function,
     is_kept: bool,
 }
 
-static KNOWN: Mutex<Option<HashMap<u64, Known>>> = Mutex::new(None);
+static KNOWN: Mutex<Option<HashMap<u64, RegisteredFunction>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 static DUE: OnceLock<Sender<u64>> = OnceLock::new();
 
-fn known() -> MutexGuard<'static, Option<HashMap<u64, Known>>> {
+fn known() -> MutexGuard<'static, Option<HashMap<u64, RegisteredFunction>>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn add(function: Function, is_kept: bool) -> u64 {
     let token = NEXT.fetch_add(1, Ordering::Relaxed);
-    known().get_or_insert_default().insert(token, Known { function, is_kept });
+    known().get_or_insert_default().insert(token, RegisteredFunction { function, is_kept });
     token
 }
 
 /// A function that may be called as long as this is there.
-pub struct Kept {
+pub struct FunctionGuard {
     pub token: u64,
 }
 
-impl Drop for Kept {
+impl Drop for FunctionGuard {
     fn drop(&mut self) {
         known().get_or_insert_default().remove(&self.token);
     }
 }
 
-pub fn keep(function: Function) -> Arc<Kept> {
-    Arc::new(Kept { token: add(function, true) })
+pub fn keep(function: Function) -> Arc<FunctionGuard> {
+    Arc::new(FunctionGuard { token: add(function, true) })
 }
 
 /// The function that is kept under a token.
@@ -95,7 +95,7 @@ fn run(token: u64) {
         let mut known = known();
         let known = known.get_or_insert_default();
         match known.get(&token) {
-            Some(Known { function, is_kept: true }) => Some(*function),
+            Some(RegisteredFunction { function, is_kept: true }) => Some(*function),
             _ => known.remove(&token).map(|known| known.function),
         }
     };

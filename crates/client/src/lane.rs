@@ -9,8 +9,8 @@ use rekindle_ring::{MAX_PAYLOAD, Producer, REPLY_BYTES, Ring, Staging, Wait};
 
 use crate::abi::Result;
 use crate::session::{self, Session};
-use crate::stream::Place;
-use crate::{gate, thread};
+use crate::stream::StreamTarget;
+use crate::{quiesce, thread};
 
 pub struct Lane {
     ring: Ring,
@@ -21,7 +21,7 @@ pub struct Lane {
     under_way: VecDeque<Transfer>,
     body: Vec<u8>,
     /// A stream that had nothing to do when the requests up to this one of the program were done.
-    idle: Option<(Place, Ticket)>,
+    idle: Option<(StreamTarget, Ticket)>,
 }
 
 /// A request's place in the order of all.
@@ -81,10 +81,10 @@ impl Lane {
         }
         let board = session.board;
         let Lane { ring, producer, body, .. } = self;
-        let mut place = 0;
+        let mut target = 0;
         let mut ticket = || {
-            place = board.ticket();
-            place
+            target = board.ticket();
+            target
         };
         if !producer.try_push(opcode, body, trailer, &mut ticket) {
             let mut is_pushed = false;
@@ -104,7 +104,7 @@ impl Lane {
             }
         }
         board.ring();
-        Ok(Some(place))
+        Ok(Some(target))
     }
 
     fn ask<S: Synchronous>(&mut self, session: &Session, operation: &S, trailer: &[u8]) -> Result<S::Reply> {
@@ -123,10 +123,10 @@ impl Lane {
     }
 }
 
-/// Runs `use_lane` with the calling thread's lane. Only inside the gate.
+/// Runs `use_lane` with the calling thread's lane. Only inside the barrier.
 fn with<T>(use_lane: impl FnOnce(&Session, &mut Lane) -> Result<T>) -> Result<T> {
     let session = session::get()?;
-    use_lane(session, thread::current().seat().lane()?)
+    use_lane(session, thread::current().slot().lane()?)
 }
 
 /// Asks for something that is not answered.
@@ -142,18 +142,19 @@ pub fn post_in_order<A: Asynchronous>(operation: &A) -> Result<Ticket> {
 }
 
 /// What the calling thread asked of a stream last is done, and it was this.
-pub fn note_idle(place: Place, last: Ticket) -> Result<()> {
+pub fn note_idle(target: StreamTarget, last: Ticket) -> Result<()> {
     with(|_, lane| {
-        lane.idle = Some((place, last));
+        lane.idle = Some((target, last));
         Ok(())
     })
 }
 
 /// Whether a stream has nothing to do: what the calling thread asked of it last is done, and no thread has asked for
 /// anything since, of this stream or another one.
-pub fn is_idle(place: Place) -> Result<bool> {
+pub fn is_idle(target: StreamTarget) -> Result<bool> {
     with(|session, lane| {
-        let is_last = |(idle, last): (Place, Ticket)| idle == place && session.board.tickets() == last + 1;
+        let is_last =
+            |(idle, last): (StreamTarget, Ticket)| idle == target && session.board.tickets() == last + 1;
         Ok(lane.idle.is_some_and(is_last) && session.alive())
     })
 }
@@ -183,11 +184,11 @@ pub fn wait_for(
     patiently: &impl Synchronous<Reply = bool>,
     plainly: &impl Synchronous<Reply = ()>,
 ) -> Result<()> {
-    if !gate::may_step_outside() {
+    if !quiesce::may_step_outside() {
         return ask(plainly);
     }
     while !ask(patiently)? {
-        gate::step_outside();
+        quiesce::step_outside();
     }
     Ok(())
 }
@@ -242,14 +243,14 @@ fn allocate(bytes: u64) -> Result<Transfer> {
 fn give_way_until<T>(
     mut ask: impl FnMut(&Session, &mut Lane, &dyn Fn() -> bool) -> Result<Option<T>>,
 ) -> Result<T> {
-    let may = gate::may_step_outside();
-    let give_way = || may && gate::is_closed();
+    let may = quiesce::may_step_outside();
+    let give_way = || may && quiesce::is_closed();
     loop {
         let answer =
             with(|session, lane| ask(session, lane, &give_way).map_err(|_| CUDA_ERROR_DEVICE_UNAVAILABLE))?;
         match answer {
             Some(answer) => return Ok(answer),
-            None => gate::step_outside(),
+            None => quiesce::step_outside(),
         }
     }
 }

@@ -169,14 +169,14 @@ fn launch(
     parameters: Pointers,
     extra: Pointers,
 ) -> Result<()> {
-    let place = resolve(stream)?;
+    let target = resolve(stream)?;
     let found = arena::get::<Kernel>(function)?.here()?;
-    if found.device != place.device {
+    if found.device != target.device {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
     let Launch { grid, block, shared, cooperative, attributes } = launch;
     check(found, grid, block, shared)?;
-    let (device, stream, function) = (place.device, place.id, found.id);
+    let (device, stream, function) = (target.device, target.id, found.id);
     with_parameters(found, parameters, extra, |packed| {
         if !cooperative && attributes.0.is_empty() {
             return lane::post_work(&LaunchKernel { device, stream, function, grid, block, shared }, packed);

@@ -4,9 +4,9 @@
 //! they concern the GPU:
 //!
 //! ```text
-//!   exported function ── export ── gate ──┬── own state: contexts, handles, memory map, devices
+//!   exported function ─ export ── barrier ┬── own state: contexts, handles, memory map, devices
 //!                                         └── lane ── ring ── worker
-//!   control thread: worker's messages, checkpoint's gate, worker's death
+//!   control thread: worker's messages, checkpoint's barrier, worker's death
 //!   call thread: host functions that streams have come to
 //! ```
 //!
@@ -36,14 +36,12 @@ mod export;
 mod exports;
 mod first_pages;
 mod fork;
-mod gate;
 mod genuine;
 mod graph;
 mod green;
 mod host_call;
 mod inherited;
 mod ipc;
-mod knock;
 mod lane;
 mod launch;
 mod legacy;
@@ -53,9 +51,9 @@ mod module;
 mod notification;
 mod occupancy;
 mod pages;
+mod quiesce;
 mod refusal;
 mod report;
-mod seat;
 mod session;
 mod shareable;
 mod stream;
@@ -64,7 +62,9 @@ mod tables;
 mod tensor_map;
 mod texture;
 mod thread;
+mod thread_slot;
 mod visible;
+mod wake_request;
 
 /// By this symbol the sandbox knows our library from another `libcuda.so.1`.
 #[unsafe(no_mangle)]

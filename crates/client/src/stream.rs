@@ -39,7 +39,7 @@ impl Object for Stream {
 
 /// Where work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct StreamTarget {
     pub device: u8,
     pub id: Id,
 }
@@ -48,26 +48,26 @@ static NEXT: AtomicU32 = AtomicU32::new(FIRST_STREAM);
 
 /// The stream that a handle means; the default streams are those of the current context's device. Fails where the
 /// device has a sticky error.
-pub fn resolve(handle: Handle) -> Result<Place> {
-    let place = match handle.0 {
+pub fn resolve(handle: Handle) -> Result<StreamTarget> {
+    let target = match handle.0 {
         0 | 1 => {
             let context = context::current()?;
-            return Ok(Place { device: context.device, id: context.default_stream() });
+            return Ok(StreamTarget { device: context.device, id: context.default_stream() });
         }
         2 => {
             let context = context::current()?;
-            return Ok(Place { device: context.device, id: context.thread_stream() });
+            return Ok(StreamTarget { device: context.device, id: context.thread_stream() });
         }
         _ => {
             let stream = arena::get::<Stream>(handle)?;
             if let Some(green) = &stream.green {
                 green.usable()?;
             }
-            Place { device: stream.device, id: stream.id }
+            StreamTarget { device: stream.device, id: stream.id }
         }
     };
-    session::get()?.sticky_error(place.device)?;
-    Ok(place)
+    session::get()?.sticky_error(target.device)?;
+    Ok(target)
 }
 
 /// Whether a handle is that of a stream that was made and is there.
@@ -76,20 +76,20 @@ pub fn check(handle: Handle) -> Result<()> {
 }
 
 /// Waits for the stream's work; asynchronous errors come out here.
-pub fn synchronize(place: Place) -> Result<()> {
-    let Place { device, id: stream, .. } = place;
-    if !lane::is_idle(place)? {
+pub fn synchronize(target: StreamTarget) -> Result<()> {
+    let StreamTarget { device, id: stream, .. } = target;
+    if !lane::is_idle(target)? {
         lane::wait_for(&StreamAwait { device, stream }, &StreamSynchronize { device, stream })?;
     }
-    session::get()?.take_error(place.device)
+    session::get()?.take_error(target.device)
 }
 
 /// Whether the stream is being captured. No question to the worker while nothing is.
-pub fn capture(place: Place) -> Result<Capture> {
+pub fn capture(target: StreamTarget) -> Result<Capture> {
     if !capture::any() {
         return Ok(Capture { status: 0, id: 0 });
     }
-    lane::ask(&CaptureStatus { device: place.device, stream: place.id })
+    lane::ask(&CaptureStatus { device: target.device, stream: target.id })
 }
 
 /// Nothing of the device's default streams outlives its reset: captures under way there are over.
@@ -196,21 +196,21 @@ exports! {
     call fn cuStreamDestroy_v2(handle: Handle) { destroy(handle) }
     call fn cuStreamSynchronize | cuStreamSynchronize_ptsz [stream] (stream: Handle) { synchronize(resolve(stream)?) }
     call fn cuStreamQuery | cuStreamQuery_ptsz [stream] (stream: Handle) {
-        let place = resolve(stream)?;
+        let target = resolve(stream)?;
         let done =
-            lane::is_idle(place)? || lane::ask(&StreamQuery { device: place.device, stream: place.id })?;
-        session::get()?.take_error(place.device)?;
+            lane::is_idle(target)? || lane::ask(&StreamQuery { device: target.device, stream: target.id })?;
+        session::get()?.take_error(target.device)?;
         if done { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
     }
     call fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz [stream] (stream: Handle, event: Handle, flags: u32) {
         if flags > 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let (place, event) = (resolve(stream)?, arena::get::<Event>(event)?);
+        let (target, event) = (resolve(stream)?, arena::get::<Event>(event)?);
         if event.is_interprocess() {
-            return lane::ask(&IpcEventWait { device: place.device, stream: place.id, event: event.id });
+            return lane::ask(&IpcEventWait { device: target.device, stream: target.id, event: event.id });
         }
-        lane::post(&StreamWaitEvent { device: place.device, stream: place.id, event: event.id, flags }, &[])
+        lane::post(&StreamWaitEvent { device: target.device, stream: target.id, event: event.id, flags }, &[])
     }
     ready fn cuStreamGetFlags | cuStreamGetFlags_ptsz [stream] (stream: Handle, out: Out<u32>) { out.put(facts(stream)?.0) }
     ready fn cuStreamGetPriority | cuStreamGetPriority_ptsz [stream] (stream: Handle, out: Out<i32>) { out.put(facts(stream)?.1) }

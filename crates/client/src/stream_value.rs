@@ -8,16 +8,16 @@ use rekindle_protocol::operation::{WaitValue, WriteValue};
 use crate::abi::{Handle, In, Result};
 use crate::export::exports;
 use crate::lane;
-use crate::stream::{Place, resolve};
+use crate::stream::{StreamTarget, resolve};
 
-fn wait(place: Place, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+fn wait(target: StreamTarget, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
     check(address, width)?;
-    lane::post(&WaitValue { device: place.device, stream: place.id, address, value, width, flags }, &[])
+    lane::post(&WaitValue { device: target.device, stream: target.id, address, value, width, flags }, &[])
 }
 
-fn write(place: Place, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+fn write(target: StreamTarget, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
     check(address, width)?;
-    lane::post(&WriteValue { device: place.device, stream: place.id, address, value, width, flags }, &[])
+    lane::post(&WriteValue { device: target.device, stream: target.id, address, value, width, flags }, &[])
 }
 
 fn check(address: u64, width: u32) -> Result<()> {
@@ -28,14 +28,14 @@ fn batch(stream: Handle, count: u32, operations: In<BatchMemOp>, flags: u32) -> 
     if flags != 0 || count > 256 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let place = resolve(stream)?;
+    let target = resolve(stream)?;
     for operation in operations.slice(count as usize)? {
         let BatchMemOp { address, value, flags, .. } = *operation;
         match operation.operation {
-            1 => wait(place, address, value & 0xffff_ffff, 4, flags)?,
-            2 => write(place, address, value & 0xffff_ffff, 4, flags)?,
-            4 => wait(place, address, value, 8, flags)?,
-            5 => write(place, address, value, 8, flags)?,
+            1 => wait(target, address, value & 0xffff_ffff, 4, flags)?,
+            2 => write(target, address, value & 0xffff_ffff, 4, flags)?,
+            4 => wait(target, address, value, 8, flags)?,
+            5 => write(target, address, value, 8, flags)?,
             // Flushes and barriers: every operation of ours is ordered and visible to the next.
             3 | 6 => {}
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED),

@@ -9,12 +9,12 @@ use std::sync::OnceLock;
 
 use crate::context::Context;
 use crate::fork;
-use crate::seat::{self, Seat};
+use crate::thread_slot::{self, ThreadSlot};
 
 pub struct Thread {
     /// Calls that this thread is inside of, one within the other.
     pub depth: Cell<u32>,
-    seat: Cell<Option<&'static Seat>>,
+    slot: Cell<Option<&'static ThreadSlot>>,
     /// Contexts, the current one last; `None` where the program set no context.
     pub contexts: RefCell<Vec<Option<&'static Context>>>,
     /// `CUstreamCaptureMode`.
@@ -31,7 +31,7 @@ pub fn current() -> &'static Thread {
     if thread.is_null() {
         thread = Box::into_raw(Box::new(Thread {
             depth: Cell::new(0),
-            seat: Cell::new(None),
+            slot: Cell::new(None),
             contexts: RefCell::new(Vec::new()),
             capture_mode: Cell::new(0),
         }));
@@ -46,11 +46,11 @@ pub fn current() -> &'static Thread {
 }
 
 impl Thread {
-    pub fn seat(&self) -> &'static Seat {
-        self.seat.get().unwrap_or_else(|| {
-            let seat = seat::take();
-            self.seat.set(Some(seat));
-            seat
+    pub fn slot(&self) -> &'static ThreadSlot {
+        self.slot.get().unwrap_or_else(|| {
+            let slot = thread_slot::take();
+            self.slot.set(Some(slot));
+            slot
         })
     }
 }
@@ -71,7 +71,7 @@ extern "C" fn end(thread: *mut libc::c_void) {
     }
     // SAFETY: the pointer came from `Box::into_raw` in `current`, whose thread ends now.
     let thread = unsafe { Box::from_raw(thread.cast::<Thread>()) };
-    if let Some(seat) = thread.seat.get() {
-        seat::give_back(seat);
+    if let Some(slot) = thread.slot.get() {
+        thread_slot::give_back(slot);
     }
 }

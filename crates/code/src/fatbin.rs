@@ -6,16 +6,16 @@
 //!             compute capability u32 at 28 · flags u64 at 40 · payload before compression u64 at 56
 //! ```
 //!
-//! Input is not trusted: an entry that leaves the bytes ends the walk, and [`choose`] then gives an error.
+//! Input is not trusted: an entry that leaves the bytes ends the walk of [`entries`], and [`read`] then gives an error.
 
 use std::borrow::Cow;
 
 use crate::error::{Error, Result};
 use crate::prepare::Whole;
 
-const MAGIC: u32 = 0xba55_ed50;
-const CONTAINER_HEADER: usize = 16;
-const ENTRY_HEADER: usize = 64;
+pub const MAGIC: u32 = 0xba55_ed50;
+pub const CONTAINER_HEADER: usize = 16;
+pub const ENTRY_HEADER: usize = 64;
 /// No cubin is larger; a size beyond it is a damaged header.
 const MOST: u64 = 1 << 30;
 const COMPRESSED_LZ4: u64 = 0x2000;
@@ -25,7 +25,7 @@ const COMPRESSED_ZSTD: u64 = 0x8000;
 pub enum EntryKind {
     Ptx,
     Cubin,
-    Other,
+    Other(u16),
 }
 
 /// Code for one GPU architecture.
@@ -64,8 +64,8 @@ pub fn entries(bytes: &[u8]) -> impl Iterator<Item = Entry<'_>> {
     })
 }
 
-/// The cubin that the driver would load for a GPU of `capability` (90 is 9.0), or why that is not for us to say.
-pub fn choose(bytes: &[u8], capability: u32) -> Result<std::result::Result<Entry<'_>, Whole>> {
+/// The entries of a container, in order, or what is wrong with it.
+pub fn read(bytes: &[u8]) -> Result<Vec<Entry<'_>>> {
     let end = || Error::FatbinEnd { found: bytes.len(), expected: u64_at(bytes, 8).unwrap_or(0) };
     let body = body(bytes).ok_or_else(end)?;
     let mut rest = body;
@@ -77,6 +77,12 @@ pub fn choose(bytes: &[u8], capability: u32) -> Result<std::result::Result<Entry
     if rest.iter().any(|byte| *byte != 0) {
         return Err(Error::FatbinEntry { at: body.len() - rest.len() });
     }
+    Ok(all)
+}
+
+/// The cubin that the driver would load for a GPU of `capability` (90 is 9.0), or why that is not for us to say.
+pub fn choose(bytes: &[u8], capability: u32) -> Result<std::result::Result<Entry<'_>, Whole>> {
+    let all = read(bytes)?;
     let same_major = |entry: &&Entry<'_>| {
         entry.kind == EntryKind::Cubin
             && entry.capability / 10 == capability / 10
@@ -123,7 +129,7 @@ fn entry(bytes: &[u8]) -> Option<(Entry<'_>, &[u8])> {
         kind: match u16_at(bytes, 0)? {
             1 => EntryKind::Ptx,
             2 => EntryKind::Cubin,
-            _ => EntryKind::Other,
+            other => EntryKind::Other(other),
         },
         capability: u32_at(bytes, 28)?,
         size: if compression == 0 { padded as u64 } else { u64_at(bytes, 56)? },
@@ -213,6 +219,7 @@ mod tests {
                 if let Some(byte) = file.get_mut(at) { *byte = value }
             }
             file.truncate(cut);
+            let _ = read(&file);
             for entry in entries(&file) {
                 let _ = entry.contents(1 << 20);
             }

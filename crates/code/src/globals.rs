@@ -60,9 +60,9 @@ impl Globals {
 }
 
 /// Where sections of variables begin in the buffer.
-pub(crate) struct Places(HashMap<usize, u64>);
+pub(crate) struct SectionOffsets(HashMap<usize, u64>);
 
-impl Places {
+impl SectionOffsets {
     /// The byte of the buffer that a relocation means; none where its symbol is no variable.
     pub fn of(&self, cubin: &Cubin<'_>, symbol: usize, addend: i64) -> Option<u64> {
         let symbol = &cubin.symbols[symbol];
@@ -71,7 +71,7 @@ impl Places {
     }
 }
 
-pub(crate) fn globals(cubin: &Cubin<'_>) -> Result<std::result::Result<(Globals, Places), Whole>> {
+pub(crate) fn globals(cubin: &Cubin<'_>) -> Result<std::result::Result<(Globals, SectionOffsets), Whole>> {
     let mut found = Globals { alignment: 1, ..Globals::default() };
     let (mut places, mut constants) = (HashMap::new(), None);
     let (with_bits, without): (Vec<_>, Vec<_>) = (0..cubin.sections.len())
@@ -123,7 +123,7 @@ pub(crate) fn globals(cubin: &Cubin<'_>) -> Result<std::result::Result<(Globals,
         found.all.push(Global { name, offset: start + symbol.value, bytes: symbol.size });
     }
     found.all.sort_by(|a, b| (&a.name, a.offset).cmp(&(&b.name, b.offset)));
-    let places = Places(places);
+    let places = SectionOffsets(places);
     if let Err(whole) = pointers(cubin, &places, &mut found)? {
         return Ok(Err(whole));
     }
@@ -133,7 +133,7 @@ pub(crate) fn globals(cubin: &Cubin<'_>) -> Result<std::result::Result<(Globals,
 /// Variables that hold addresses of variables.
 fn pointers(
     cubin: &Cubin<'_>,
-    places: &Places,
+    places: &SectionOffsets,
     found: &mut Globals,
 ) -> Result<std::result::Result<(), Whole>> {
     for index in (0..cubin.sections.len()).filter(|index| cubin.sections[*index].is_relocations()) {

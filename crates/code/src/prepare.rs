@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::cubin::{Cubin, KINDS_TEXTURE, Section, Symbol};
 use crate::error::{Error, Result};
 use crate::fatbin;
-use crate::globals::{Globals, Places, globals, is_globals};
+use crate::globals::{Globals, SectionOffsets, globals, is_globals};
 use crate::kernel::{Kernel, kernels};
 use crate::notes::{self, notes};
 use crate::piece;
@@ -223,7 +223,7 @@ fn known(symbol: &Symbol<'_>) -> std::result::Result<(), Whole> {
 
 /// Every place outside of globals that holds the address of one. What the driver fills in stays as it is: addresses of
 /// its own functions, and what a piece keeps of a function's own.
-fn addresses(cubin: &Cubin<'_>, places: &Places) -> Result<std::result::Result<Vec<Address>, Whole>> {
+fn addresses(cubin: &Cubin<'_>, places: &SectionOffsets) -> Result<std::result::Result<Vec<Address>, Whole>> {
     let mut all = Vec::new();
     for index in (0..cubin.sections.len()).filter(|index| cubin.sections[*index].is_relocations()) {
         let target = cubin.target(index);

@@ -14,11 +14,11 @@ const LEAST: u64 = 16 << 20;
 
 /// The private anonymous memory of processes before the driver adds to it.
 #[derive(Clone)]
-pub struct Before(HashMap<i32, Vec<Range<u64>>>);
+pub struct AreasBefore(HashMap<i32, Vec<Range<u64>>>);
 
-impl Before {
-    pub fn of(pids: &[i32]) -> Before {
-        Before(pids.iter().map(|pid| (*pid, memory(*pid))).collect())
+impl AreasBefore {
+    pub fn of(pids: &[i32]) -> AreasBefore {
+        AreasBefore(pids.iter().map(|pid| (*pid, memory(*pid))).collect())
     }
 
     /// What has come since.
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn what_is_mapped_later_is_new() {
         let pid = std::process::id() as i32;
-        let before = Before::of(&[pid]);
+        let before = AreasBefore::of(&[pid]);
         let bytes = 3 * LEAST as usize;
         // SAFETY: a new mapping, at an address of the kernel's choice.
         let at = unsafe {

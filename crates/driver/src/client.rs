@@ -16,7 +16,7 @@ use rekindle_protocol::worker::Phase;
 use crate::error::{Error, Result};
 use crate::helper::HELPER_ARGUMENT;
 use crate::journal::Journal;
-use crate::message::{Gpu, Held, Request, Response, Used, UuidPair};
+use crate::message::{CheckpointedProcesses, Gpu, Request, Response, Used, UuidPair};
 
 /// How often a helper that dies while it brings processes back, or is asked what it knows, is replaced.
 const TRIES: usize = 3;
@@ -284,7 +284,7 @@ pub struct Hold<'a> {
     helper: &'a Helper,
     id: String,
     stream: UnixStream,
-    pub held: Held,
+    pub held: CheckpointedProcesses,
     over: bool,
     _own: Own,
 }

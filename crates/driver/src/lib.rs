@@ -14,7 +14,6 @@
 //!   frozen can't answer the driver.
 //! - What is written in a journal is done afterwards, never before.
 
-mod ahead;
 mod areas;
 mod candidate;
 mod client;
@@ -29,6 +28,7 @@ mod nccl;
 mod nvml;
 mod operation;
 mod peers;
+mod prefault;
 mod states;
 
 pub use candidate::{Candidate, candidates};
@@ -37,4 +37,4 @@ pub use error::{Error, Result};
 pub use helper::{HELPER_ARGUMENT, main};
 pub use library::is_here;
 pub use map::plan;
-pub use message::{Area, Gpu, Held, Used, UuidPair};
+pub use message::{Area, CheckpointedProcesses, Gpu, Used, UuidPair};

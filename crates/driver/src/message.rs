@@ -43,7 +43,7 @@ pub struct Area {
 
 /// Processes whose GPU half is in their memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Held {
+pub struct CheckpointedProcesses {
     pub pids: Vec<i32>,
     pub areas: Vec<Area>,
     pub gpus: Vec<Gpu>,
@@ -88,7 +88,7 @@ pub enum Response {
     Usage {
         used: Vec<Used>,
     },
-    Held(Held),
+    Held(CheckpointedProcesses),
     Done {
         phases: Vec<Phase>,
     },

@@ -9,13 +9,13 @@ use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
 use rekindle_sandbox::process::{tracer, tree};
 
-use crate::ahead::Ahead;
-use crate::areas::Before;
+use crate::areas::AreasBefore;
 use crate::candidate::candidates;
 use crate::error::{Error, Result};
 use crate::huge::Switch;
 use crate::journal::{Journal, Process, Step};
-use crate::message::{Area, Gpu, Held, UuidPair};
+use crate::message::{Area, CheckpointedProcesses, Gpu, UuidPair};
+use crate::prefault::Prefaulter;
 use crate::states::{Driver, State};
 use crate::{nccl, peers};
 
@@ -52,7 +52,7 @@ impl Operation {
         id: &str,
         root: i32,
         limits: Limits,
-    ) -> Result<(Operation, Held)> {
+    ) -> Result<(Operation, CheckpointedProcesses)> {
         let processes = find(driver, root, &[])?;
         let gpus = gpus_of(driver, &processes)?;
         let pids: Vec<_> = processes.iter().map(|process| process.pid).collect();
@@ -66,7 +66,7 @@ impl Operation {
         match operation.take(root, most_added(&gpus)) {
             Ok(areas) => {
                 let phases = std::mem::take(&mut operation.phases);
-                let held = Held { pids: operation.pids(), areas, gpus, phases };
+                let held = CheckpointedProcesses { pids: operation.pids(), areas, gpus, phases };
                 Ok((operation, held))
             }
             // The call is still under way in this process: only another one can undo it.
@@ -101,8 +101,8 @@ impl Operation {
         self.journal.step(Step::Checkpointing)?;
         let huge = huge.map(Switch::set);
         let all = self.pids();
-        let before = Before::of(&all);
-        let ahead = Ahead::begin(&before, bytes);
+        let before = AreasBefore::of(&all);
+        let ahead = Prefaulter::begin(&before, bytes);
         self.each("checkpoint", all, self.limits.step, State::Checkpointed, |driver, pid| {
             driver.checkpoint(pid)
         })?;

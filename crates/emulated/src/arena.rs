@@ -38,14 +38,14 @@ const GROUP: u64 = 8;
 
 pub(crate) struct Arena {
     slot: Range<u64>,
-    taken: Mutex<Taken>,
+    taken: Mutex<UsedBlocks>,
     heap: Mutex<Heap>,
     space: Arc<Space>,
     budget: Arc<Budget>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct UsedBlocks {
     /// Blocks in use: start to end.
     live: BTreeMap<u64, u64>,
     top: u64,
@@ -80,7 +80,7 @@ impl Arena {
                 set_access(workspace, PAGE, libc::PROT_READ | libc::PROT_WRITE).map_err(|_| {
                     Error::Arena { index, range: slot.clone(), cause: std::io::Error::last_os_error() }
                 })?;
-                let taken = Mutex::new(Taken { live: BTreeMap::new(), top: start });
+                let taken = Mutex::new(UsedBlocks { live: BTreeMap::new(), top: start });
                 return Ok(Arc::new(Arena { slot, taken, heap: Mutex::default(), space, budget }));
             }
             cause = std::io::Error::last_os_error();

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{
@@ -23,8 +24,7 @@ const LAYERS: [u64; 3] = [32768, 32768, 2048];
 
 /// Memory of an array, zeroed.
 pub(crate) struct Storage {
-    address: u64,
-    bytes: u64,
+    mapping: MmapRaw,
     _share: Share,
 }
 
@@ -32,21 +32,9 @@ impl Storage {
     fn new(bytes: u64, budget: &Arc<Budget>) -> Result<Storage> {
         let bytes = bytes.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let share = budget.take(bytes)?;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, protection, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        Ok(Storage { address: base as u64, bytes, _share: share })
-    }
-}
-
-impl Drop for Storage {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made by `new`; nobody who could reach it holds this value any more.
-        unsafe { libc::munmap(self.address as *mut libc::c_void, self.bytes as usize) };
+        let mapping = MmapOptions::new().len(bytes as usize).no_reserve_swap().map_anon();
+        let mapping = mapping.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?.into();
+        Ok(Storage { mapping, _share: share })
     }
 }
 
@@ -59,7 +47,8 @@ pub(crate) struct ArrayMemory {
 impl ArrayMemory {
     /// Where a level begins.
     fn address(&self, level: u32) -> u64 {
-        self.storage.address + (0..level).map(|level| self.description.level_bytes(level)).sum::<u64>()
+        self.storage.mapping.as_ptr() as u64
+            + (0..level).map(|level| self.description.level_bytes(level)).sum::<u64>()
     }
 
     /// A level as kernels read and write it.

@@ -16,7 +16,7 @@ use crate::capture::Captures;
 use crate::graph::{Action, Graphs};
 use crate::launch;
 use crate::parts::{self, Parts};
-use crate::scheduler::{Record, Scheduler, TaskId, Work};
+use crate::scheduler::{Record, Scheduler, TaskId, TaskWork};
 use crate::stream::{NON_BLOCKING, Streams};
 use crate::work::{Engine, Op};
 
@@ -64,7 +64,7 @@ impl Context {
             return inner.capture_action(stream, Action::Op(op));
         }
         let engine = op.engine();
-        self.add(&mut inner, stream, Work::Op(op), engine, &[]).map(drop)
+        self.add(&mut inner, stream, TaskWork::Op(op), engine, &[]).map(drop)
     }
 
     pub fn call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {
@@ -73,7 +73,7 @@ impl Context {
         if inner.capturing(stream)? {
             return Err(inner.unsupported(stream));
         }
-        self.add(&mut inner, stream, Work::Call(call), Engine::Host, &[]).map(drop)
+        self.add(&mut inner, stream, TaskWork::Call(call), Engine::Host, &[]).map(drop)
     }
 
     /// Adds a task after all work of a stream and after `also`, and makes it the stream's last.
@@ -81,7 +81,7 @@ impl Context {
         &self,
         inner: &mut Inner,
         stream: Stream,
-        work: Work,
+        work: TaskWork,
         engine: Engine,
         also: &[TaskId],
     ) -> Result<TaskId> {
@@ -158,7 +158,7 @@ impl Context {
         }
         match (own, captured) {
             (None, None) => {
-                self.add(&mut inner, stream, Work::Mark(None), Engine::Compute, &[task]).map(drop)
+                self.add(&mut inner, stream, TaskWork::Mark(None), Engine::Compute, &[task]).map(drop)
             }
             (Some(id), None) => Err(inner.captures.invalidate(id, CUDA_ERROR_STREAM_CAPTURE_ISOLATION)),
             (_, Some((of, _))) if !inner.captures.is_open(of) => Err(CUDA_ERROR_CAPTURED_EVENT),
@@ -195,7 +195,7 @@ impl Context {
             return Ok(());
         }
         let record = Record::default();
-        let work = Work::Mark(Some(Arc::clone(&record)));
+        let work = TaskWork::Mark(Some(Arc::clone(&record)));
         let task = self.add(&mut inner, stream, work, Engine::Compute, &[])?;
         launch::note_record(&mut inner.streams, event, task, record)
     }
@@ -301,7 +301,7 @@ impl Context {
         let end = {
             let mut batch = self.scheduler.batch();
             if !defaults.is_empty() {
-                let assigned = batch.add(Work::Assign(defaults), Engine::Compute, priority, &after);
+                let assigned = batch.add(TaskWork::Assign(defaults), Engine::Compute, priority, &after);
                 after = vec![assigned];
             }
             launch::launch_nodes(&mut Some(&mut inner.streams), &mut batch, &nodes, priority, &after)?

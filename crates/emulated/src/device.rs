@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_UNSUPPORTED_LIMIT, CuResult};
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
-    FunctionInfo, Global, Graph, GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput,
-    LoadError, Loaded, Memory, MemorySet, Module, ModuleKind, Part, PreparedCode, Result, Stream, Units,
-    ValueOperation, View, ViewKind,
+    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
+    Memory, MemorySet, Module, ModuleKind, NodeWork, Part, PreparedCode, Result, Stream, Units, View,
+    ViewKind,
 };
 
 use crate::arena::Arena;
@@ -94,11 +94,6 @@ impl EmulatedDevice {
 
     fn views(&self) -> &Views {
         &self.context.scheduler.executor().services.views
-    }
-
-    fn add_node(&self, graph: Graph, after: &[GraphNode], op: Option<Op>) -> Result<GraphNode> {
-        let action = op.map_or(Action::Empty, Action::Op);
-        self.context.graphs(|graphs| graphs.add(graph, after, action))
     }
 }
 
@@ -358,18 +353,7 @@ impl Device for EmulatedDevice {
     }
 
     fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Result<()> {
-        let row = Copy3D {
-            to,
-            to_pitch: bytes,
-            to_slice: bytes,
-            from,
-            from_pitch: bytes,
-            from_slice: bytes,
-            width: bytes,
-            height: 1,
-            depth: 1,
-        };
-        self.copy_3d(&row, stream)
+        self.copy_3d(&Copy3D::linear(to, from, bytes), stream)
     }
 
     fn copy_3d(&self, copy: &Copy3D, stream: Stream) -> Result<()> {
@@ -414,63 +398,28 @@ impl Device for EmulatedDevice {
         self.context.graphs(|graphs| Ok(graphs.create()))
     }
 
-    fn graph_add_kernel(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        function: Function,
-        launch: &Launch,
-        parameters: &[u8],
-    ) -> Result<GraphNode> {
-        self.add_node(graph, after, Some(self.launch_op(function, launch, parameters)?))
-    }
-
-    fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
-        let op = self.copy_op(copy)?.unwrap_or(Op::Copy {
-            copy: *copy,
-            engine: Engine::Compute,
-            _arrays: Vec::new(),
-        });
-        self.add_node(graph, after, Some(op))
-    }
-
-    fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode> {
-        let op = self.set_op(set)?.unwrap_or(Op::Set(*set));
-        self.add_node(graph, after, Some(op))
-    }
-
-    fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode> {
-        self.add_node(graph, after, None)
-    }
-
-    fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
-        self.context.graphs(|graphs| {
-            let nodes = graphs.child(child)?;
-            graphs.add(graph, after, Action::Child(nodes))
-        })
-    }
-
-    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
-        self.context.graphs(|graphs| graphs.add(graph, after, Action::Call(call)))
-    }
-
-    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
-        self.context.graphs(|graphs| graphs.add(graph, after, Action::Record(event)))
-    }
-
-    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
-        self.context.graphs(|graphs| graphs.add(graph, after, Action::Wait(event)))
-    }
-
-    fn graph_add_values(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        operations: &[ValueOperation],
-    ) -> Result<GraphNode> {
-        let ops = operations.iter().filter_map(|operation| self.value_op(*operation).transpose());
-        let ops = ops.collect::<Result<Vec<Op>>>()?;
-        let action = if ops.is_empty() { Action::Empty } else { Action::Ops(ops.into()) };
+    fn graph_add(&self, graph: Graph, after: &[GraphNode], work: NodeWork<'_>) -> Result<GraphNode> {
+        let action = match work {
+            NodeWork::Kernel { function, launch, parameters } => {
+                Action::Op(self.launch_op(function, launch, parameters)?)
+            }
+            NodeWork::Copy(copy) => {
+                let nothing = || Op::Copy { copy: *copy, engine: Engine::Compute, _arrays: Vec::new() };
+                Action::Op(self.copy_op(copy)?.unwrap_or_else(nothing))
+            }
+            NodeWork::CopyArray(copy) => self.array_copy_op(copy)?.map_or(Action::Empty, Action::Op),
+            NodeWork::Set(set) => Action::Op(self.set_op(set)?.unwrap_or(Op::Set(*set))),
+            NodeWork::Empty => Action::Empty,
+            NodeWork::Child(child) => Action::Child(self.context.graphs(|graphs| graphs.child(child))?),
+            NodeWork::Call(call) => Action::Call(call),
+            NodeWork::Record(event) => Action::Record(event),
+            NodeWork::Wait(event) => Action::Wait(event),
+            NodeWork::Values(operations) => {
+                let ops = operations.iter().filter_map(|operation| self.value_op(*operation).transpose());
+                let ops = ops.collect::<Result<Vec<Op>>>()?;
+                if ops.is_empty() { Action::Empty } else { Action::Ops(ops.into()) }
+            }
+        };
         self.context.graphs(|graphs| graphs.add(graph, after, action))
     }
 
@@ -525,15 +474,6 @@ impl Device for EmulatedDevice {
     fn array_destroy(&self, array: Array) -> Result<()> {
         self.check()?;
         self.arrays.destroy(array)
-    }
-
-    fn graph_add_array_copy(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        copy: &ArrayCopy<Array>,
-    ) -> Result<GraphNode> {
-        self.add_node(graph, after, self.array_copy_op(copy)?)
     }
 
     fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {

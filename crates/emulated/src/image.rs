@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use rekindle_code::fatbin::{is_fatbin, size};
 use rekindle_cuda::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_NO_BINARY_FOR_GPU,
     CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
@@ -17,7 +18,7 @@ const NEWEST_PTX: u32 = 9;
 
 /// The PTX texts that together make the module in `bytes`.
 pub(crate) fn texts(bytes: &[u8]) -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
-    if fatbin::is_fatbin(bytes) {
+    if is_fatbin(bytes) {
         return choose(fatbin::read(bytes).map_err(damaged)?);
     }
     if bytes.starts_with(b"\x7fELF") {
@@ -39,11 +40,11 @@ pub(crate) fn texts(bytes: &[u8]) -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
 pub(crate) fn texts_inside(bytes: &[u8]) -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
     let mut found = Vec::new();
     let mut at = 0;
-    while let Some(next) = bytes[at..].windows(4).position(|window| window == fatbin::MAGIC.to_le_bytes()) {
+    while let Some(next) = bytes[at..].windows(4).position(is_fatbin) {
         at += next;
         match fatbin::read(&bytes[at..]) {
             Ok(fatbin) => {
-                at += fatbin.size.max(4);
+                at += size(&bytes[at..]).unwrap_or_default().max(4);
                 found.extend(choose(fatbin).unwrap_or_default());
             }
             Err(_) => at += 4,
@@ -88,7 +89,7 @@ fn machine_code(what: &str, architectures: &[u32]) -> LoadError {
     }
 }
 
-fn damaged(damage: fatbin::Damage) -> LoadError {
+fn damaged(damage: rekindle_code::Error) -> LoadError {
     LoadError { code: CUDA_ERROR_INVALID_IMAGE, log: damage.to_string() }
 }
 
@@ -153,6 +154,8 @@ pub(crate) fn module(texts: &[Cow<'_, [u8]>]) -> Result<ptx::Module, LoadError> 
 
 #[cfg(test)]
 mod tests {
+    use rekindle_code::fatbin::MAGIC;
+
     use super::*;
 
     #[test]
@@ -162,7 +165,7 @@ mod tests {
         assert!(elf.log.contains("runs PTX"), "{}", elf.log);
         assert_eq!(texts(b"\x01\x02\x03\x04").unwrap_err().code, CUDA_ERROR_INVALID_IMAGE);
         assert_eq!(texts(b"").unwrap_err().code, CUDA_ERROR_INVALID_IMAGE);
-        assert_eq!(texts(&fatbin::MAGIC.to_le_bytes()).unwrap_err().code, CUDA_ERROR_INVALID_IMAGE);
+        assert_eq!(texts(&MAGIC.to_le_bytes()).unwrap_err().code, CUDA_ERROR_INVALID_IMAGE);
     }
 
     #[test]
@@ -171,7 +174,7 @@ mod tests {
         library.extend(fatbin::write(&[b"one"], 0));
         library.extend(b"between");
         library.extend(fatbin::write(&[b"two", b"three"], 0));
-        library.extend(fatbin::MAGIC.to_le_bytes());
+        library.extend(MAGIC.to_le_bytes());
         assert_eq!(texts_inside(&library).unwrap().len(), 3);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rekindle_device::{Event, Result};
 
 use crate::graph::{Action, Node};
-use crate::scheduler::{Batch, NO_TASK, Record, TaskId, Work};
+use crate::scheduler::{Batch, NO_TASK, Record, TaskId, TaskWork};
 use crate::stream::Streams;
 use crate::work::Engine;
 
@@ -60,7 +60,7 @@ pub(crate) fn launch_nodes(
     priority: i32,
     after: &[TaskId],
 ) -> Result<TaskId> {
-    let start = batch.add(Work::Mark(None), Engine::Compute, priority, after);
+    let start = batch.add(TaskWork::Mark(None), Engine::Compute, priority, after);
     let mut tasks: Vec<TaskId> = Vec::with_capacity(nodes.len());
     let mut is_leaf = vec![true; nodes.len()];
     for node in nodes {
@@ -68,23 +68,23 @@ pub(crate) fn launch_nodes(
         after.extend(node.after.iter().map(|index| tasks[*index]));
         node.after.iter().for_each(|index| is_leaf[*index] = false);
         let task = match &node.action {
-            Action::Op(op) => batch.add(Work::Op(op.clone()), op.engine(), priority, &after),
+            Action::Op(op) => batch.add(TaskWork::Op(op.clone()), op.engine(), priority, &after),
             Action::Ops(ops) => ops.iter().fold(NO_TASK, |last, op| {
                 let own = [last];
                 let after: &[TaskId] = if last == NO_TASK { &after } else { &own };
-                batch.add(Work::Op(op.clone()), op.engine(), priority, after)
+                batch.add(TaskWork::Op(op.clone()), op.engine(), priority, after)
             }),
             Action::Call(call) => {
                 let call = Arc::clone(call);
-                batch.add(Work::Call(Box::new(move || call())), Engine::Host, priority, &after)
+                batch.add(TaskWork::Call(Box::new(move || call())), Engine::Host, priority, &after)
             }
-            Action::Empty => batch.add(Work::Mark(None), Engine::Compute, priority, &after),
+            Action::Empty => batch.add(TaskWork::Mark(None), Engine::Compute, priority, &after),
             Action::Child(child) => launch_nodes(streams, batch, child, priority, &after)?,
             Action::Conditional { handle, kind, bodies, .. } => {
                 let gate = batch.add_gate(priority, &[]);
                 let (handle, kind, bodies) = (*handle, *kind, Arc::clone(bodies));
                 let branch = Branch { handle, kind, bodies, priority, gate };
-                batch.add(Work::Branch(branch), Engine::Compute, priority, &after);
+                batch.add(TaskWork::Branch(branch), Engine::Compute, priority, &after);
                 gate
             }
             Action::Wait(event) => {
@@ -93,11 +93,11 @@ pub(crate) fn launch_nodes(
                     after.sort_unstable();
                     after.dedup();
                 }
-                batch.add(Work::Mark(None), Engine::Compute, priority, &after)
+                batch.add(TaskWork::Mark(None), Engine::Compute, priority, &after)
             }
             Action::Record(event) => {
                 let record = Record::default();
-                let work = Work::Mark(Some(Arc::clone(&record)));
+                let work = TaskWork::Mark(Some(Arc::clone(&record)));
                 let task = batch.add(work, Engine::Compute, priority, &after);
                 if let Some(streams) = streams {
                     note_record(streams, *event, task, record)?;
@@ -110,5 +110,5 @@ pub(crate) fn launch_nodes(
     let mut leaves: Vec<TaskId> =
         tasks.iter().zip(is_leaf).filter(|(_, leaf)| *leaf).map(|(task, _)| *task).collect();
     leaves.push(start);
-    Ok(batch.add(Work::Mark(None), Engine::Compute, priority, &leaves))
+    Ok(batch.add(TaskWork::Mark(None), Engine::Compute, priority, &leaves))
 }

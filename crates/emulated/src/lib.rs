@@ -23,7 +23,6 @@ mod common;
 mod config;
 mod context;
 mod cooperative;
-mod crew;
 mod device;
 mod error;
 mod fatbin;
@@ -44,6 +43,7 @@ mod scheduler;
 mod space;
 mod stream;
 mod tensor;
+mod thread_pool;
 mod views;
 mod work;
 

@@ -6,14 +6,14 @@ use rekindle_device::{
 };
 
 use crate::device::EmulatedDevice;
-use crate::space::Place;
+use crate::space::AddressKind;
 use crate::work::{Op, copy_engine};
 
 /// `CU_STREAM_WAIT_VALUE_FLUSH`: there is nothing to flush here.
 const FLUSH: u32 = 1 << 30;
 
 impl EmulatedDevice {
-    fn place(&self, address: u64, bytes: u64) -> Result<Place> {
+    fn place(&self, address: u64, bytes: u64) -> Result<AddressKind> {
         self.space.place(address, bytes).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
@@ -56,7 +56,7 @@ impl EmulatedDevice {
                 let image = array.image(level);
                 let address = image.address + z * image.slice + y * image.pitch + x;
                 arrays.push(array.storage);
-                Ok((address, image.pitch, image.slice, Place::Device))
+                Ok((address, image.pitch, image.slice, AddressKind::Device))
             }
         };
         let (to, to_pitch, to_slice, to_place) = end(&copy.to)?;

@@ -27,7 +27,7 @@ pub(crate) const NO_TASK: TaskId = 0;
 /// When an event was reached.
 pub(crate) type Record = Arc<OnceLock<Instant>>;
 
-pub(crate) enum Work {
+pub(crate) enum TaskWork {
     Op(Op),
     Call(Box<dyn FnOnce() + Send>),
     /// Does nothing but note when it was reached.
@@ -41,7 +41,7 @@ pub(crate) enum Work {
 }
 
 struct Task {
-    work: Option<Work>,
+    work: Option<TaskWork>,
     engine: Engine,
     priority: i32,
     /// Tasks that this one still waits for.
@@ -125,7 +125,7 @@ impl Scheduler {
         Batch { shared: &self.shared, state: self.shared.state.lock() }
     }
 
-    pub fn add(&self, work: Work, engine: Engine, priority: i32, after: &[TaskId]) -> TaskId {
+    pub fn add(&self, work: TaskWork, engine: Engine, priority: i32, after: &[TaskId]) -> TaskId {
         self.batch().add(work, engine, priority, after)
     }
 
@@ -190,9 +190,9 @@ impl Drop for Scheduler {
 }
 
 impl Batch<'_> {
-    /// Adds a task that does nothing and waits, besides those in `after`, for [`Work::Open`].
+    /// Adds a task that does nothing and waits, besides those in `after`, for [`TaskWork::Open`].
     pub fn add_gate(&mut self, priority: i32, after: &[TaskId]) -> TaskId {
-        let id = self.insert(Work::Mark(None), Engine::Compute, priority, after);
+        let id = self.insert(TaskWork::Mark(None), Engine::Compute, priority, after);
         if let Some(task) = self.state.tasks.get_mut(&id) {
             task.pending += 1;
         }
@@ -200,8 +200,8 @@ impl Batch<'_> {
     }
 
     /// Adds a task that starts when those in `after` are done; what is done already is passed over.
-    pub fn add(&mut self, work: Work, engine: Engine, priority: i32, after: &[TaskId]) -> TaskId {
-        let is_mark = matches!(work, Work::Mark(_));
+    pub fn add(&mut self, work: TaskWork, engine: Engine, priority: i32, after: &[TaskId]) -> TaskId {
+        let is_mark = matches!(work, TaskWork::Mark(_));
         let id = self.insert(work, engine, priority, after);
         if self.state.tasks.get(&id).is_some_and(|task| task.pending == 0) {
             match is_mark {
@@ -212,7 +212,7 @@ impl Batch<'_> {
         id
     }
 
-    fn insert(&mut self, work: Work, engine: Engine, priority: i32, after: &[TaskId]) -> TaskId {
+    fn insert(&mut self, work: TaskWork, engine: Engine, priority: i32, after: &[TaskId]) -> TaskId {
         self.state.next += 1;
         let id = self.state.next;
         if self.state.failure.is_some() || self.state.stopping {
@@ -284,7 +284,7 @@ impl Shared {
                     continue;
                 }
                 match &mut successor.work {
-                    Some(Work::Mark(record)) => {
+                    Some(TaskWork::Mark(record)) => {
                         note(record.take());
                         done.push(next);
                     }
@@ -299,7 +299,7 @@ impl Shared {
 
     /// Ends a task that does nothing, all of whose dependencies are met.
     fn complete_mark(self: &Arc<Shared>, state: &mut State, id: TaskId) {
-        if let Some(Work::Mark(record)) = state.tasks.get_mut(&id).and_then(|task| task.work.take()) {
+        if let Some(TaskWork::Mark(record)) = state.tasks.get_mut(&id).and_then(|task| task.work.take()) {
             note(record);
         }
         self.complete(state, id);
@@ -324,7 +324,7 @@ impl Shared {
         // A body has no nodes that could fail to be added.
         let Ok(end) = end else { return };
         let (priority, gate) = (branch.priority, branch.gate);
-        let next = if branch.repeats() { Work::Branch(branch) } else { Work::Open(gate) };
+        let next = if branch.repeats() { TaskWork::Branch(branch) } else { TaskWork::Open(gate) };
         batch.add(next, Engine::Compute, priority, &[end]);
     }
 
@@ -357,7 +357,7 @@ impl Shared {
             let next = state.pools[index].queue.pop().map(|entry| entry.0.1);
             let work = next.and_then(|id| Some((id, state.tasks.get_mut(&id)?.work.take()?)));
             match (next, work) {
-                (Some(_), Some((id, Work::Op(op)))) if engine == Engine::Watch => {
+                (Some(_), Some((id, TaskWork::Op(op)))) if engine == Engine::Watch => {
                     watched.push((id, op));
                     pause = FIRST_PAUSE;
                 }
@@ -399,26 +399,26 @@ impl Shared {
         }
     }
 
-    fn execute(self: &Arc<Shared>, work: Work) -> std::result::Result<(), Failure> {
+    fn execute(self: &Arc<Shared>, work: TaskWork) -> std::result::Result<(), Failure> {
         let run = std::panic::AssertUnwindSafe(|| match work {
-            Work::Op(op) => self.executor.execute(&op),
-            Work::Call(call) => {
+            TaskWork::Op(op) => self.executor.execute(&op),
+            TaskWork::Call(call) => {
                 call();
                 Ok(())
             }
-            Work::Mark(record) => {
+            TaskWork::Mark(record) => {
                 note(record);
                 Ok(())
             }
-            Work::Assign(values) => {
+            TaskWork::Assign(values) => {
                 self.executor.services.conditions.lock().extend(values.iter().copied());
                 Ok(())
             }
-            Work::Branch(branch) => {
+            TaskWork::Branch(branch) => {
                 self.branch(branch);
                 Ok(())
             }
-            Work::Open(gate) => {
+            TaskWork::Open(gate) => {
                 self.open(gate);
                 Ok(())
             }

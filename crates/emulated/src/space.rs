@@ -24,7 +24,7 @@ pub(crate) const GRANULARITY: u64 = 2 << 20;
 
 /// What an address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum AddressKind {
     Device,
     Host,
 }
@@ -193,17 +193,17 @@ impl Space {
     }
 
     /// What a whole range is; nothing where a part of it is neither mapped device memory nor registered host memory.
-    pub fn place(&self, address: u64, bytes: u64) -> Option<Place> {
+    pub fn place(&self, address: u64, bytes: u64) -> Option<AddressKind> {
         let end = address.checked_add(bytes)?;
         let tables = self.tables.read();
         if DEVICE_RANGE.contains(&address) {
             let modules = tables.modules.range(..=address).next_back();
             let covered =
                 modules.is_some_and(|(_, last)| end <= *last) || tables.mapped(address, end).is_some();
-            return covered.then_some(Place::Device);
+            return covered.then_some(AddressKind::Device);
         }
         covers(address, end, |at| tables.hosts.range(..=at).next_back().map(|(_, range)| range.end))
-            .then_some(Place::Host)
+            .then_some(AddressKind::Host)
     }
 
     /// Runs `f` while the range keeps its mapping, if it is mapped for that access.

@@ -18,10 +18,10 @@ use crate::access::{self, Miss, Piece};
 use crate::arena::Arena;
 use crate::arrays::Storage;
 use crate::attributes::{CLOCK_KHZ, SHARED_OPTIN};
-use crate::crew::{Crew, Stop};
 use crate::function::{Kernel, is_cooperative};
 use crate::output::Output;
-use crate::space::{Place, Space};
+use crate::space::{AddressKind, Space};
+use crate::thread_pool::{Stop, ThreadPool};
 use crate::views::Views;
 
 /// What does a piece of work.
@@ -111,7 +111,7 @@ pub(crate) struct Executor {
     pub multiprocessors: u32,
     space: Arc<Space>,
     bandwidth: u64,
-    crew: Crew,
+    pool: ThreadPool,
     /// Held by the cooperative kernel that runs.
     cooperative: Mutex<()>,
     /// When each copy engine is next free at the set bandwidth: up, down.
@@ -126,7 +126,7 @@ impl Executor {
             multiprocessors: config.multiprocessors,
             space,
             bandwidth: config.bandwidth,
-            crew: Crew::new(config.compute_threads()),
+            pool: ThreadPool::new(config.compute_threads()),
             cooperative: Mutex::new(()),
             free_at: [Mutex::new(now), Mutex::new(now)],
         }
@@ -181,7 +181,7 @@ impl Executor {
         let blocks = launch.grid.iter().map(|size| u64::from(*size)).product::<u64>();
         let alone = cooperative.then(|| self.cooperative.lock());
         let services = Arc::clone(&self.services) as Arc<dyn ptx::Host + Send>;
-        let done = self.crew.run(grid, services, blocks);
+        let done = self.pool.run(grid, services, blocks);
         drop(alone);
         self.services.output.flush();
         match done {
@@ -305,11 +305,11 @@ impl ptx::Host for Services {
 }
 
 /// The engine for a copy between two places.
-pub(crate) fn copy_engine(to: Place, from: Place) -> Engine {
+pub(crate) fn copy_engine(to: AddressKind, from: AddressKind) -> Engine {
     match (to, from) {
-        (Place::Device, Place::Device) => Engine::Compute,
-        (Place::Host, Place::Device) => Engine::Down,
-        (_, Place::Host) => Engine::Up,
+        (AddressKind::Device, AddressKind::Device) => Engine::Compute,
+        (AddressKind::Host, AddressKind::Device) => Engine::Down,
+        (_, AddressKind::Host) => Engine::Up,
     }
 }
 

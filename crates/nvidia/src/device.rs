@@ -9,9 +9,9 @@ use std::sync::{Arc, OnceLock};
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
-    FunctionInfo, Global, Graph, GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput,
-    LoadError, Loaded, Memory, MemorySet, Module, ModuleKind, Part, PreparedCode, Result, Stream, Units,
-    ValueOperation, View, ViewKind,
+    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
+    Memory, MemorySet, Module, ModuleKind, NodeWork, Part, PreparedCode, Result, Stream, Units, View,
+    ViewKind,
 };
 
 use crate::driver::{Driver, call};
@@ -362,52 +362,22 @@ impl Device for NvidiaDevice {
         Ok(Graph(graph))
     }
 
-    fn graph_add_kernel(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        function: Function,
-        launch: &Launch,
-        parameters: &[u8],
-    ) -> Result<GraphNode> {
-        graph::add_kernel(&self.driver, graph, after, function, launch, parameters)
-    }
-
-    fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
-        graph::add_copy(self, graph, after, copy)
-    }
-
-    fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode> {
-        graph::add_set(self, graph, after, set)
-    }
-
-    fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode> {
-        graph::add_empty(&self.driver, graph, after)
-    }
-
-    fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
-        graph::add_child(&self.driver, graph, after, child)
-    }
-
-    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
-        graph_work::add_call(&self.driver, graph, after, call)
-    }
-
-    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
-        graph_work::add_record(&self.driver, graph, after, event)
-    }
-
-    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
-        graph_work::add_wait(&self.driver, graph, after, event)
-    }
-
-    fn graph_add_values(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        operations: &[ValueOperation],
-    ) -> Result<GraphNode> {
-        graph_work::add_values(self, graph, after, operations)
+    fn graph_add(&self, graph: Graph, after: &[GraphNode], work: NodeWork<'_>) -> Result<GraphNode> {
+        let driver = &self.driver;
+        match work {
+            NodeWork::Kernel { function, launch, parameters } => {
+                graph::add_kernel(driver, graph, after, function, launch, parameters)
+            }
+            NodeWork::Copy(copy) => graph::add_copy(self, graph, after, copy),
+            NodeWork::CopyArray(copy) => self.add_array_copy(graph, after, copy),
+            NodeWork::Set(set) => graph::add_set(self, graph, after, set),
+            NodeWork::Empty => graph::add_empty(driver, graph, after),
+            NodeWork::Child(child) => graph::add_child(driver, graph, after, child),
+            NodeWork::Call(call) => graph_work::add_call(driver, graph, after, call),
+            NodeWork::Record(event) => graph_work::add_record(driver, graph, after, event),
+            NodeWork::Wait(event) => graph_work::add_wait(driver, graph, after, event),
+            NodeWork::Values(operations) => graph_work::add_values(self, graph, after, operations),
+        }
     }
 
     fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64> {
@@ -464,15 +434,6 @@ impl Device for NvidiaDevice {
 
     fn array_destroy(&self, array: Array) -> Result<()> {
         self.destroy_array(array)
-    }
-
-    fn graph_add_array_copy(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        copy: &ArrayCopy<Array>,
-    ) -> Result<GraphNode> {
-        self.add_array_copy(graph, after, copy)
     }
 
     fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {

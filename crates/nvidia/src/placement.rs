@@ -31,7 +31,7 @@ pub const RANGE: Range<u64> = DEVICE_RANGE.end..0x7800_0000_0000;
 const ALIGNMENT: u64 = 32 << 20;
 
 static PLACING: AtomicBool = AtomicBool::new(false);
-static PLACES: Mutex<Places> = Mutex::new(Places::new(RANGE));
+static PLACES: Mutex<HeapAddresses> = Mutex::new(HeapAddresses::new(RANGE));
 
 thread_local! {
     /// This thread is in a driver call that may place code.
@@ -119,7 +119,7 @@ unsafe fn system_mmap(
 }
 
 /// The answers given, and those to give.
-struct Places {
+struct HeapAddresses {
     range: Range<u64>,
     /// Where new addresses begin.
     next: u64,
@@ -127,9 +127,9 @@ struct Places {
     expected: Vec<Placement>,
 }
 
-impl Places {
-    const fn new(range: Range<u64>) -> Places {
-        Places { next: range.start, range, given: Vec::new(), expected: Vec::new() }
+impl HeapAddresses {
+    const fn new(range: Range<u64>) -> HeapAddresses {
+        HeapAddresses { next: range.start, range, given: Vec::new(), expected: Vec::new() }
     }
 
     fn expect(&mut self, earlier: &[Placement]) {
@@ -176,11 +176,11 @@ mod tests {
 
     const HEAP: u64 = 96 << 20;
 
-    fn places() -> Places {
-        Places::new(RANGE)
+    fn places() -> HeapAddresses {
+        HeapAddresses::new(RANGE)
     }
 
-    fn asks(places: &mut Places, requests: &[(u64, bool)]) -> Vec<u64> {
+    fn asks(places: &mut HeapAddresses, requests: &[(u64, bool)]) -> Vec<u64> {
         requests.iter().map(|(bytes, code)| places.place(*bytes, *code, |_| true).unwrap()).collect()
     }
 

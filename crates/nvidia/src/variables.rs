@@ -41,7 +41,7 @@ fn fitting(code: &[u8], capability: u32) -> Vec<fatbin::Entry<'_>> {
     let runs = |entry: &fatbin::Entry<'_>| match entry.kind {
         EntryKind::Cubin => entry.capability / 10 == capability / 10 && entry.capability <= capability,
         EntryKind::Ptx => entry.capability <= capability,
-        EntryKind::Other => false,
+        EntryKind::Other(_) => false,
     };
     let all: Vec<_> = fatbin::entries(code).filter(runs).collect();
     let cubins: Vec<_> = all.iter().copied().filter(|entry| entry.kind == EntryKind::Cubin).collect();

@@ -36,13 +36,14 @@ pub const SOCKET_VARIABLE: &str = "REKINDLE_DATA_SOCKET";
 
 /// What an asker says first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Want {
+pub struct DataRequestHead {
     pub version: u32,
-    pub wish: Wish,
+    #[serde(rename = "wish")]
+    pub request: DataRequest,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wish {
+pub enum DataRequest {
     /// An object of a store.
     Object {
         /// `s3://BUCKET/KEY`, `http://…`, `https://…` or `file:///…`.
@@ -63,7 +64,7 @@ pub enum Wish {
     /// How much there was, and is, of objects.
     Count {},
     /// Something about what functions hand on.
-    Exchange(exchange::Wish),
+    Exchange(exchange::ExchangeRequest),
 }
 
 /// Whose programs have memory of a GPU together, and which GPU that is.
@@ -110,9 +111,9 @@ pub struct Filled {
     pub room: u64,
 }
 
-impl Want {
-    pub fn new(wish: Wish) -> Want {
-        Want { version: VERSION, wish }
+impl DataRequestHead {
+    pub fn new(request: DataRequest) -> DataRequestHead {
+        DataRequestHead { version: VERSION, request }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::data::Problem;
 
 /// What a connection is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wish {
+pub enum ExchangeRequest {
     /// Keep an array.
     Put(Put),
     /// Have an array, on the GPU with this UUID.
@@ -80,7 +80,7 @@ pub enum Answer {
 
 /// What a worker says in the middle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Said {
+pub enum ExchangeMessage {
     /// Whether all that was to be moved out is copied.
     Moved { done: bool },
     /// With a descriptor: the GPU's memory that the array lies in.

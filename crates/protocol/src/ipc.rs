@@ -12,6 +12,8 @@ pub const VERSION: u32 = 1;
 pub const HANDLE_BYTES: usize = 64;
 
 const MAGIC: &[u8; 4] = b"RKIP";
+/// What the names of workers' sockets begin with.
+const SOCKET: &str = "ipc-";
 
 /// What a handle stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,12 +74,22 @@ impl Handle {
 
 /// The file name of the socket at which the worker of a process listens.
 pub fn socket_name(key: u64) -> String {
-    format!("ipc-{key:016x}")
+    format!("{SOCKET}{key:016x}")
+}
+
+/// Whether a file of the run directory is such a socket.
+pub fn is_socket_name(name: &str) -> bool {
+    name.starts_with(SOCKET)
+}
+
+/// What it is called while another worker is to be found by its name.
+pub fn withdrawn_name(name: &str) -> String {
+    format!("withdrawn-{name}")
 }
 
 /// Asks for memory by its number.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Want {
+pub struct MemoryRequest {
     pub version: u32,
     pub number: u64,
 }

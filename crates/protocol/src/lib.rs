@@ -10,8 +10,7 @@
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //! | command line ↔ sandbox's init, for a terminal | a Unix socket, packets | [`terminal`] |
 //!
-//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`service`], what is asked of services, [`mending`], what is kept for the loss of a worker, [`tuning`], switches that they read, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
-//! who sends them.
+//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`service`], what is asked of services, [`mending`], what is kept for the loss of a worker, [`tuning`], switches that they read, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, [`peer`], who sends them, and [`maps`], what the kernel says of their memory.
 
 pub mod client;
 pub mod daemon;
@@ -21,6 +20,7 @@ pub mod exchange;
 pub mod fault;
 pub mod frame;
 pub mod ipc;
+pub mod maps;
 pub mod mending;
 pub mod mounts;
 pub mod network;

@@ -12,15 +12,16 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memmap2::{MmapOptions, MmapRaw};
 use serde::{Deserialize, Serialize};
 
 /// What is mended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum How {
+pub enum MendMode {
     /// The program goes on only if what it was told before comes out the same again.
     Strict,
     /// It goes on also if that comes out otherwise.
@@ -30,7 +31,7 @@ pub enum How {
 /// What a worker says when something is to be held for it; a descriptor comes along. The last of a name counts. Without one that
 /// name is to be held no more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct RetainedItem {
     pub name: String,
     /// For the worker that takes it over.
     pub about: String,
@@ -43,7 +44,7 @@ pub const LEDGER: &str = "ledger";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u64)]
-pub enum Lapse {
+pub enum MendObstacle {
     Beginning = 1,
     Changed,
     HostMemory,
@@ -57,55 +58,59 @@ pub enum Lapse {
     Taking,
 }
 
-impl Lapse {
-    const ALL: [Lapse; 11] = [
-        Lapse::Beginning,
-        Lapse::Changed,
-        Lapse::HostMemory,
-        Lapse::Host,
-        Lapse::Others,
-        Lapse::ManyGpus,
-        Lapse::NoRoom,
-        Lapse::Failed,
-        Lapse::Full,
-        Lapse::Unsaved,
-        Lapse::Taking,
+impl MendObstacle {
+    const ALL: [MendObstacle; 11] = [
+        MendObstacle::Beginning,
+        MendObstacle::Changed,
+        MendObstacle::HostMemory,
+        MendObstacle::Host,
+        MendObstacle::Others,
+        MendObstacle::ManyGpus,
+        MendObstacle::NoRoom,
+        MendObstacle::Failed,
+        MendObstacle::Full,
+        MendObstacle::Unsaved,
+        MendObstacle::Taking,
     ];
 
-    pub fn of(number: u64) -> Option<Lapse> {
-        Lapse::ALL.into_iter().find(|lapse| *lapse as u64 == number)
+    pub fn of(number: u64) -> Option<MendObstacle> {
+        MendObstacle::ALL.into_iter().find(|lapse| *lapse as u64 == number)
     }
 
     /// The end of a sentence.
     pub fn why(self) -> &'static str {
         match self {
-            Lapse::Beginning => "no copy of its GPU memory has been made yet",
-            Lapse::Changed => {
+            MendObstacle::Beginning => "no copy of its GPU memory has been made yet",
+            MendObstacle::Changed => {
                 "memory, code or graphs of it have changed since the last copy of its GPU memory was made"
             }
-            Lapse::HostMemory => {
+            MendObstacle::HostMemory => {
                 "its GPU work uses memory of the host that the program can change at any time"
             }
-            Lapse::Host => "its GPU work calls functions of the program, or waits for values that it writes",
-            Lapse::Others => {
+            MendObstacle::Host => {
+                "its GPU work calls functions of the program, or waits for values that it writes"
+            }
+            MendObstacle::Others => {
                 "it captures a graph, has CUDA arrays or textures, loads declared data, or has memory or arrays of other processes"
             }
-            Lapse::ManyGpus => "it uses several GPUs",
-            Lapse::NoRoom => "neither its GPU nor the host has room for a copy of its GPU memory",
-            Lapse::Failed => "its own work has ended its GPU context",
-            Lapse::Full => "more was asked for than is kept since the last copy of its GPU memory",
-            Lapse::Unsaved => "its GPU state could not be written down",
-            Lapse::Taking => "a copy of its GPU memory was being made, and there is room for one alone",
+            MendObstacle::ManyGpus => "it uses several GPUs",
+            MendObstacle::NoRoom => "neither its GPU nor the host has room for a copy of its GPU memory",
+            MendObstacle::Failed => "its own work has ended its GPU context",
+            MendObstacle::Full => "more was asked for than is kept since the last copy of its GPU memory",
+            MendObstacle::Unsaved => "its GPU state could not be written down",
+            MendObstacle::Taking => {
+                "a copy of its GPU memory was being made, and there is room for one alone"
+            }
         }
     }
 }
 
 /// How it stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct MendStatus {
     /// The epoch that counts; none if nothing could be mended just now.
     pub epoch: Option<u64>,
-    pub why: Option<Lapse>,
+    pub why: Option<MendObstacle>,
     pub base_bytes: u64,
     pub base_on_host: bool,
     /// When the base was taken, since 1970.
@@ -136,13 +141,8 @@ const BYTES: usize = 4096;
 /// A page of memory that the worker writes and the daemon reads.
 pub struct Ledger {
     file: File,
-    page: *const Page,
+    page: MmapRaw,
 }
-
-// SAFETY: the mapping belongs to this value alone, and all of it is atomic.
-unsafe impl Send for Ledger {}
-// SAFETY: as above.
-unsafe impl Sync for Ledger {}
 
 impl Ledger {
     /// Maps a file, which gets the page's length if it has none.
@@ -150,34 +150,21 @@ impl Ledger {
         if file.metadata()?.len() != BYTES as u64 {
             file.set_len(BYTES as u64)?;
         }
-        // SAFETY: a new mapping of a file that is as long.
-        let page = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        match page == libc::MAP_FAILED {
-            true => Err(io::Error::last_os_error()),
-            false => Ok(Ledger { file, page: page.cast_const().cast() }),
-        }
+        let page = MmapOptions::new().len(BYTES).map_raw(&file)?;
+        Ok(Ledger { file, page })
     }
 
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> MendStatus {
         let page = self.page();
         let read = |word: &AtomicU64| word.load(Ordering::Acquire);
         let epoch = read(&page.epoch);
-        Standing {
+        MendStatus {
             epoch: (epoch != 0).then_some(epoch),
-            why: Lapse::of(read(&page.why)),
+            why: MendObstacle::of(read(&page.why)),
             base_bytes: read(&page.base_bytes),
             base_on_host: read(&page.base_on_host) != 0,
             base_unix_ms: read(&page.base_unix_ms),
@@ -189,13 +176,13 @@ impl Ledger {
     }
 
     /// From now on nothing can be mended.
-    pub fn lapse(&self, why: Lapse) {
+    pub fn lapse(&self, why: MendObstacle) {
         self.page().why.store(why as u64, Ordering::Release);
         self.page().epoch.store(0, Ordering::Release);
     }
 
     /// From now on this epoch counts, all of which is there.
-    pub fn begin(&self, epoch: u64, base: &Standing) {
+    pub fn begin(&self, epoch: u64, base: &MendStatus) {
         let page = self.page();
         page.base_bytes.store(base.base_bytes, Ordering::Release);
         page.base_on_host.store(u64::from(base.base_on_host), Ordering::Release);
@@ -216,15 +203,8 @@ impl Ledger {
     }
 
     fn page(&self) -> &Page {
-        // SAFETY: the mapping is a page, which any bytes are valid for.
-        unsafe { &*self.page }
-    }
-}
-
-impl Drop for Ledger {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `open`, and nothing borrows from it.
-        unsafe { libc::munmap(self.page.cast_mut().cast(), BYTES) };
+        // SAFETY: the mapping is a page, which any bytes are valid for, and all of it is atomic.
+        unsafe { &*self.page.as_ptr().cast::<Page>() }
     }
 }
 
@@ -237,13 +217,13 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let daemon = Ledger::open(file.try_clone().unwrap()).unwrap();
         let worker = Ledger::open(file).unwrap();
-        worker.lapse(Lapse::Changed);
-        assert_eq!((daemon.standing().epoch, daemon.standing().why), (None, Some(Lapse::Changed)));
-        worker.begin(3, &Standing { base_bytes: 7, ..Standing::default() });
+        worker.lapse(MendObstacle::Changed);
+        assert_eq!((daemon.standing().epoch, daemon.standing().why), (None, Some(MendObstacle::Changed)));
+        worker.begin(3, &MendStatus { base_bytes: 7, ..MendStatus::default() });
         worker.note_journal(5);
         let standing = daemon.standing();
         assert_eq!((standing.epoch, standing.why, standing.bases), (Some(3), None, 1));
         assert_eq!((standing.base_bytes, standing.journal_bytes), (7, 5));
-        assert!(Lapse::ALL.into_iter().all(|lapse| Lapse::of(lapse as u64) == Some(lapse)));
+        assert!(MendObstacle::ALL.into_iter().all(|lapse| MendObstacle::of(lapse as u64) == Some(lapse)));
     }
 }

@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::daemon::Level;
 use crate::network::Port;
+use crate::worker::ShareMemory;
 
 /// What is asked of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServiceWish {
+pub struct ServiceRequest {
     /// Where clients come; the program's port of it means nothing.
     pub port: Option<Port>,
     /// The port that the program listens on.
@@ -28,6 +29,9 @@ pub struct ServiceWish {
     pub link_weight: Option<u32>,
     #[serde(default)]
     pub sm_share: Option<u32>,
+    /// When what it allocates there gets memory.
+    #[serde(default)]
+    pub share_memory: Option<ShareMemory>,
     /// Further images of the same program, of which instances are made too.
     #[serde(default)]
     pub variants: Vec<String>,
@@ -48,11 +52,11 @@ pub struct ServiceWish {
     pub canary: Option<u32>,
     /// Whether clients speak TLS.
     #[serde(default)]
-    pub tls: Option<TlsWish>,
+    pub tls: Option<TlsRequest>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TlsWish {
+pub enum TlsRequest {
     Off,
     With(TlsFiles),
 }

@@ -21,11 +21,11 @@ pub struct Quota {
 #[serde(try_from = "String", into = "String")]
 pub struct Rate {
     pub requests: NonZeroU32,
-    pub per: Per,
+    pub per: RatePeriod,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Per {
+pub enum RatePeriod {
     Second,
     Minute,
     Hour,
@@ -34,25 +34,25 @@ pub enum Per {
 /// What is to become of a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Bound<T> {
+pub enum LimitChange<T> {
     AtMost(T),
     None,
 }
 
 /// What is asked of a quota; what is not stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QuotaWish {
-    pub memory: Option<Bound<u64>>,
-    pub instances: Option<Bound<NonZeroU32>>,
-    pub rate: Option<Bound<Rate>>,
+pub struct QuotaRequest {
+    pub memory: Option<LimitChange<u64>>,
+    pub instances: Option<LimitChange<NonZeroU32>>,
+    pub rate: Option<LimitChange<Rate>>,
 }
 
-impl QuotaWish {
+impl QuotaRequest {
     pub fn applied_to(self, quota: Quota) -> Quota {
-        fn one<T>(wish: Option<Bound<T>>, kept: Option<T>) -> Option<T> {
-            match wish {
-                Some(Bound::AtMost(most)) => Some(most),
-                Some(Bound::None) => None,
+        fn one<T>(request: Option<LimitChange<T>>, kept: Option<T>) -> Option<T> {
+            match request {
+                Some(LimitChange::AtMost(most)) => Some(most),
+                Some(LimitChange::None) => None,
                 None => kept,
             }
         }
@@ -64,12 +64,12 @@ impl QuotaWish {
     }
 }
 
-impl Per {
+impl RatePeriod {
     pub fn time(self) -> Duration {
         Duration::from_secs(match self {
-            Per::Second => 1,
-            Per::Minute => 60,
-            Per::Hour => 3600,
+            RatePeriod::Second => 1,
+            RatePeriod::Minute => 60,
+            RatePeriod::Hour => 3600,
         })
     }
 }
@@ -77,9 +77,9 @@ impl Per {
 impl fmt::Display for Rate {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         let per = match self.per {
-            Per::Second => "s",
-            Per::Minute => "m",
-            Per::Hour => "h",
+            RatePeriod::Second => "s",
+            RatePeriod::Minute => "m",
+            RatePeriod::Hour => "h",
         };
         write!(to, "{}/{per}", self.requests)
     }
@@ -91,9 +91,9 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Rate, String> {
         let parsed = text.split_once('/').and_then(|(number, per)| {
             let per = match per {
-                "s" => Per::Second,
-                "m" => Per::Minute,
-                "h" => Per::Hour,
+                "s" => RatePeriod::Second,
+                "m" => RatePeriod::Minute,
+                "h" => RatePeriod::Hour,
                 _ => return None,
             };
             Some(Rate { requests: number.parse().ok()?, per })
@@ -135,15 +135,15 @@ mod tests {
     #[test]
     fn what_is_not_asked_stays_as_it_is() {
         let quota = Quota { memory_bytes: Some(1), instances: NonZeroU32::new(2), rate: "3/s".parse().ok() };
-        assert_eq!(QuotaWish::default().applied_to(quota), quota);
-        let wish = QuotaWish {
-            memory: Some(Bound::None),
-            rate: Some(Bound::AtMost("4/m".parse().unwrap())),
-            ..QuotaWish::default()
+        assert_eq!(QuotaRequest::default().applied_to(quota), quota);
+        let request = QuotaRequest {
+            memory: Some(LimitChange::None),
+            rate: Some(LimitChange::AtMost("4/m".parse().unwrap())),
+            ..QuotaRequest::default()
         };
         let kept = Quota { memory_bytes: None, rate: "4/m".parse().ok(), ..quota };
-        assert_eq!(wish.applied_to(quota), kept);
-        let text = serde_json::to_string(&wish).unwrap();
-        assert_eq!(serde_json::from_str::<QuotaWish>(&text).unwrap(), wish);
+        assert_eq!(request.applied_to(quota), kept);
+        let text = serde_json::to_string(&request).unwrap();
+        assert_eq!(serde_json::from_str::<QuotaRequest>(&text).unwrap(), request);
     }
 }

@@ -31,28 +31,28 @@ impl Default for WindowSize {
 
 /// What a user says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said<'a> {
+pub enum TerminalInput<'a> {
     Typed(&'a [u8]),
     Resized(WindowSize),
 }
 
-impl<'a> Said<'a> {
+impl<'a> TerminalInput<'a> {
     pub fn packet(&self) -> Vec<u8> {
         match self {
-            Said::Typed(bytes) => [&[TYPED], *bytes].concat(),
-            Said::Resized(WindowSize { rows, columns }) => {
+            TerminalInput::Typed(bytes) => [&[TYPED], *bytes].concat(),
+            TerminalInput::Resized(WindowSize { rows, columns }) => {
                 [&[RESIZED][..], &rows.to_le_bytes(), &columns.to_le_bytes()].concat()
             }
         }
     }
 
     /// None for what is no packet of a user's.
-    pub fn read(packet: &'a [u8]) -> Option<Said<'a>> {
+    pub fn read(packet: &'a [u8]) -> Option<TerminalInput<'a>> {
         match packet {
-            [TYPED, bytes @ ..] => Some(Said::Typed(bytes)),
+            [TYPED, bytes @ ..] => Some(TerminalInput::Typed(bytes)),
             [RESIZED, a, b, c, d] => {
                 let (rows, columns) = (u16::from_le_bytes([*a, *b]), u16::from_le_bytes([*c, *d]));
-                Some(Said::Resized(WindowSize { rows, columns }))
+                Some(TerminalInput::Resized(WindowSize { rows, columns }))
             }
             _ => None,
         }
@@ -65,13 +65,15 @@ mod tests {
 
     #[test]
     fn a_packet_says_what_was_said() {
-        for said in
-            [Said::Typed(b"ls\r"), Said::Typed(b""), Said::Resized(WindowSize { rows: 300, columns: 7 })]
-        {
-            assert_eq!(Said::read(&said.packet()), Some(said));
+        for said in [
+            TerminalInput::Typed(b"ls\r"),
+            TerminalInput::Typed(b""),
+            TerminalInput::Resized(WindowSize { rows: 300, columns: 7 }),
+        ] {
+            assert_eq!(TerminalInput::read(&said.packet()), Some(said));
         }
         for odd in [&b""[..], &[RESIZED], &[RESIZED, 1, 2, 3], &[RESIZED, 1, 2, 3, 4, 5], &[9, 1]] {
-            assert_eq!(Said::read(odd), None);
+            assert_eq!(TerminalInput::read(odd), None);
         }
     }
 }

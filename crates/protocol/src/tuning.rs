@@ -7,6 +7,7 @@ pub const SHADOW: &str = "gpu.shadow";
 pub const CODE: &str = "gpu.code";
 pub const SHARE: &str = "cache.share";
 pub const PRECOPY: &str = "cpu.precopy";
+pub const ASSIST: &str = "cpu.assist";
 pub const INCREMENT: &str = "cpu.increment";
 pub const MAP_PAGES: &str = "restore.map-pages";
 pub const LOAD_ORDER: &str = "restore.order";
@@ -14,8 +15,8 @@ pub const HUGE_PAGES: &str = "driver.huge-pages";
 pub const PEERS: &str = "driver.peers";
 pub const STEP_LIMIT: &str = "driver.step-ms";
 
-const NAMES: [&str; 10] =
-    [SHADOW, CODE, SHARE, PRECOPY, INCREMENT, MAP_PAGES, LOAD_ORDER, HUGE_PAGES, PEERS, STEP_LIMIT];
+const NAMES: [&str; 11] =
+    [SHADOW, CODE, SHARE, PRECOPY, ASSIST, INCREMENT, MAP_PAGES, LOAD_ORDER, HUGE_PAGES, PEERS, STEP_LIMIT];
 
 /// What the environment says of a switch.
 pub fn word(name: &str) -> Option<String> {

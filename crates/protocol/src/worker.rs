@@ -19,12 +19,13 @@ use std::time::Duration;
 use rekindle_device::DeviceInfo;
 use serde::{Deserialize, Serialize};
 
+use crate::data::Version;
 pub use crate::frame::MOST_DESCRIPTORS;
 use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,13 +120,13 @@ pub struct Saved {
     pub phases: Vec<Phase>,
     /// Of a `Save` with [`Contents::Shadowed`].
     #[serde(default)]
-    pub memory: Option<WayTaken>,
+    pub memory: Option<TransferReport>,
 }
 
 /// How GPU memory of a program that goes on came to its image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum TransferPath {
     /// All was copied within the GPU.
     Shadow,
     /// It was written before the program stood still, and what was new then was copied within the GPU or written.
@@ -137,8 +138,8 @@ pub enum Way {
 
 /// The way that was chosen, and what came of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WayTaken {
-    pub way: Way,
+pub struct TransferReport {
+    pub way: TransferPath,
     /// A part of a sentence.
     pub why: String,
     pub bytes: u64,
@@ -227,6 +228,17 @@ impl Default for Portion {
     }
 }
 
+/// When what a client of shared contexts allocates gets memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShareMemory {
+    /// At once.
+    #[default]
+    Eager,
+    /// When something names it: until then it has addresses alone.
+    Lazy,
+}
+
 /// What a worker's sentence names if GPU memory was missing, as the driver does.
 pub const NO_GPU_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 
@@ -256,6 +268,17 @@ pub struct Parted {
     pub driver_attached: bool,
 }
 
+/// An object of a store in memory of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeclaredData {
+    pub url: String,
+    pub version: Version,
+    /// Of the memory.
+    pub bytes: u64,
+    /// Another program has made it.
+    pub is_shared: bool,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// It is a keeper: the GPU half of its client sleeps.
@@ -270,6 +293,9 @@ pub struct Status {
     /// Its client may go on with another worker, which is to be known within moments.
     #[serde(default)]
     pub parted: bool,
+    /// What has ended a context of its program's, which was told of that: whatever it asks of the GPU fails.
+    #[serde(default)]
+    pub fault: Option<String>,
     pub pid: i32,
     /// The client's pid as the worker sees it, 0 without a client.
     pub client: i32,
@@ -288,7 +314,13 @@ pub struct Status {
     pub device_bytes: u64,
     #[serde(default)]
     pub shared_bytes: u64,
+    /// Bytes that it has allocated and that have no memory, since nothing has named them yet.
+    #[serde(default)]
+    pub unbacked_bytes: u64,
     pub pinned_bytes: u64,
+    /// Declared data that it has on its GPU and cannot write to, which other programs may have there, too.
+    #[serde(default)]
+    pub declared: Vec<DeclaredData>,
     pub buffers: u64,
     pub modules: u64,
     pub streams: u64,

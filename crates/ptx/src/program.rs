@@ -211,14 +211,14 @@ pub(crate) enum Mbarrier {
 /// How a call or return moves one value between the two frames.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Transfer {
-    pub callers: Place,
+    pub callers: ArgumentPlace,
     /// Offset in the callee's frame.
     pub callees: u32,
     pub size: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Place {
+pub(crate) enum ArgumentPlace {
     /// Offset in the caller's frame.
     Frame(u32),
     /// Which operand of the call instruction.
@@ -245,8 +245,8 @@ pub(crate) enum Builtin {
 #[derive(Debug)]
 pub(crate) struct BuiltinCall {
     pub builtin: Builtin,
-    pub arguments: Vec<Place>,
-    pub result: Option<Place>,
+    pub arguments: Vec<ArgumentPlace>,
+    pub result: Option<ArgumentPlace>,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use rekindle_function::abi::{self, Api, Call, Kind};
 use rekindle_function::driver::driver;
 use rekindle_function::{Error, Reference, dtype, message};
 
-use crate::context::{Context, Said};
+use crate::context::{Context, HookResult};
 use crate::tree;
 
 pub static API: Api = Api {
@@ -66,7 +66,7 @@ unsafe extern "C" fn message_of(call: *mut Call, size: *mut usize) -> *const u8 
 unsafe extern "C" fn reply(call: *mut Call, data: *const u8, size: usize) -> c_int {
     // SAFETY: as above; so many bytes can be read.
     let (context, message) = unsafe { (Context::of(call), std::slice::from_raw_parts(data, size)) };
-    context.said = Said::Reply(message.to_vec());
+    context.said = HookResult::Reply(message.to_vec());
     abi::DONE
 }
 
@@ -109,7 +109,7 @@ unsafe extern "C" fn give(call: *mut Call, value: *const abi::Value) -> c_int {
     // SAFETY: as above.
     match value.and_then(|value| unsafe { tree::read(value) }).and_then(|value| message::encode(&value)) {
         Ok(message) => {
-            context.said = Said::Reply(message);
+            context.said = HookResult::Reply(message);
             abi::DONE
         }
         Err(error) => context.fail(error),
@@ -226,7 +226,7 @@ unsafe extern "C" fn data(call: *mut Call, name: *const c_char, wait: c_int) -> 
 unsafe extern "C" fn problem(call: *mut Call, kind: *mut *const c_char) -> *const c_char {
     // SAFETY: as above.
     let context = unsafe { Context::of(call) };
-    let Said::Failed(error) = &context.said else { return std::ptr::null() };
+    let HookResult::Failed(error) = &context.said else { return std::ptr::null() };
     let [found, text] = [context.arena.name(&error.kind), context.arena.name(&error.text)];
     if !kind.is_null() {
         // SAFETY: the place can be written to.

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use rekindle_function::{Value, message};
 
 use crate::http::{Request, Requests};
-use crate::instance::{self, Work};
+use crate::instance::{self, InstanceCall};
 use crate::pending::Pending;
-use crate::pool::Place;
+use crate::pool::Placement;
 use crate::reply::{Kind, Reply};
 use crate::server::Server;
 
@@ -81,10 +81,11 @@ fn call(
     };
     let pending = Arc::new(Pending::new());
     let (message, connection) = (request.body, connection.clone());
-    let mut work = Work { message, given, connection: connection.clone(), stays, pending: pending.clone() };
+    let mut work =
+        InstanceCall { message, given, connection: connection.clone(), stays, pending: pending.clone() };
     loop {
         match server.pool.take(function) {
-            Place::Waiting(sender) => match sender.send(work) {
+            Placement::Waiting(sender) => match sender.send(work) {
                 Ok(()) => break,
                 Err(back) => {
                     // It has ended by itself, which nothing here does: it is only to be counted out.
@@ -92,11 +93,11 @@ fn call(
                     work = back.0;
                 }
             },
-            Place::New(number) => {
+            Placement::New(number) => {
                 instance::start(server, function, number, work);
                 break;
             }
-            Place::Over => return Err(io::ErrorKind::ConnectionAborted.into()),
+            Placement::Over => return Err(io::ErrorKind::ConnectionAborted.into()),
         }
     }
     if !pending.wait(server.timeout) {

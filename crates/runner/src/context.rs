@@ -12,7 +12,7 @@ use crate::tree::Arena;
 
 /// What a hook has said.
 #[derive(Debug, Default)]
-pub enum Said {
+pub enum HookResult {
     #[default]
     Nothing,
     /// The message of the result.
@@ -27,7 +27,7 @@ pub struct Context {
     pub function: String,
     pub stream: Stream,
     pub data: &'static [Declared],
-    pub said: Said,
+    pub said: HookResult,
     /// Of the call that is under way.
     pub message: Vec<u8>,
     pub arena: Arena,
@@ -42,7 +42,7 @@ impl Context {
             function: function.to_string(),
             stream,
             data,
-            said: Said::Nothing,
+            said: HookResult::Nothing,
             message: Vec::new(),
             arena: Arena::default(),
             arguments: None,
@@ -113,9 +113,9 @@ impl Context {
         self.arena = Arena::default();
         self.message = Vec::new();
         let result = match (code, said) {
-            (abi::DONE, Said::Reply(message)) => Ok(message),
+            (abi::DONE, HookResult::Reply(message)) => Ok(message),
             (abi::DONE, _) => message::encode(&Value::None),
-            (_, Said::Failed(error)) => Err(error),
+            (_, HookResult::Failed(error)) => Err(error),
             (code, _) => Err(Error::from(format!("it returned {code}, and did not say why"))),
         };
         (result, code == abi::BROKEN)
@@ -125,14 +125,14 @@ impl Context {
         let code = hook(self.pointer());
         match (code, std::mem::take(&mut self.said)) {
             (abi::DONE, _) => Ok(()),
-            (_, Said::Failed(error)) => Err(error),
+            (_, HookResult::Failed(error)) => Err(error),
             (code, _) => Err(Error::from(format!("it returned {code}, and did not say why"))),
         }
     }
 
     /// Notes why, for the hook's end.
     pub fn fail(&mut self, error: Error) -> i32 {
-        self.said = Said::Failed(error);
+        self.said = HookResult::Failed(error);
         abi::FAILED
     }
 

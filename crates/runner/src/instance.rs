@@ -19,7 +19,7 @@ use crate::server::Server;
 const STACK: usize = 8 << 20;
 
 /// A call, in the hands of an instance.
-pub struct Work {
+pub struct InstanceCall {
     pub message: Vec<u8>,
     /// References that are used up once it has a result.
     pub given: Vec<Reference>,
@@ -29,7 +29,7 @@ pub struct Work {
 }
 
 /// Starts one for a call that it does first.
-pub fn start(server: &'static Server, function: usize, number: Number, work: Work) {
+pub fn start(server: &'static Server, function: usize, number: Number, work: InstanceCall) {
     let began = Instant::now();
     let (pending, connection, stays) = (work.pending.clone(), work.connection.clone(), work.stays);
     let begun = std::thread::Builder::new()
@@ -46,7 +46,7 @@ pub fn start(server: &'static Server, function: usize, number: Number, work: Wor
     }
 }
 
-fn run(server: &'static Server, function: usize, number: Number, work: Work, began: Instant) {
+fn run(server: &'static Server, function: usize, number: Number, work: InstanceCall, began: Instant) {
     let loaded = &server.functions[function];
     match Instance::enter(server, loaded, began) {
         Ok(instance) => Running { server, function, number, instance }.go_on(work),
@@ -100,7 +100,7 @@ struct Running {
 }
 
 impl Running {
-    fn go_on(mut self, first: Work) {
+    fn go_on(mut self, first: InstanceCall) {
         let mut next = Some(first);
         while let Some(work) = next.take() {
             next = self.carry(work).and_then(|receiver| self.wait(&receiver));
@@ -109,8 +109,8 @@ impl Running {
     }
 
     /// Does a call. Where the next one comes; none: it has no place in the pool any more.
-    fn carry(&mut self, work: Work) -> Option<Receiver<Work>> {
-        let Work { message, given, connection, stays, pending } = work;
+    fn carry(&mut self, work: InstanceCall) -> Option<Receiver<InstanceCall>> {
+        let InstanceCall { message, given, connection, stays, pending } = work;
         let loaded = &self.server.functions[self.function];
         let (result, is_broken) = self.instance.context.carry(loaded, self.instance.own, message);
         let result = result.and_then(|message| used(&given).map(|()| message));
@@ -142,7 +142,7 @@ impl Running {
     }
 
     /// The next call; none: it is to end.
-    fn wait(&self, receiver: &Receiver<Work>) -> Option<Work> {
+    fn wait(&self, receiver: &Receiver<InstanceCall>) -> Option<InstanceCall> {
         match receiver.recv_timeout(self.server.idle) {
             Ok(work) => Some(work),
             Err(RecvTimeoutError::Timeout) if self.server.pool.leave(self.number) => None,

@@ -38,7 +38,7 @@ pub struct Started {
 }
 
 /// What becomes of a call.
-pub enum Place<W> {
+pub enum Placement<W> {
     /// An instance that waits.
     Waiting(Sender<W>),
     /// A new one, with this number.
@@ -79,14 +79,14 @@ impl<W> Pool<W> {
 
     /// For a call of a function: the instance that has waited least, so that the others grow idle. Where there may be no
     /// further one, one of another function goes, or the call waits. To drop a sender is to end its instance.
-    pub fn take(&self, function: usize) -> Place<W> {
+    pub fn take(&self, function: usize) -> Placement<W> {
         let mut state = self.lock();
         loop {
             if state.is_over {
-                return Place::Over;
+                return Placement::Over;
             }
             if let Some(at) = state.waiting.iter().rposition(|one| one.function == function) {
-                return Place::Waiting(state.waiting.remove(at).work);
+                return Placement::Waiting(state.waiting.remove(at).work);
             }
             if state.live < self.most || !state.waiting.is_empty() {
                 if state.live >= self.most {
@@ -96,7 +96,7 @@ impl<W> Pool<W> {
                 state.live += 1;
                 state.threads += 1;
                 state.started += 1;
-                return Place::New(state.started);
+                return Placement::New(state.started);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     fn come(pool: &Pool<u32>, function: usize) -> (Number, Receiver<u32>) {
-        let Place::New(number) = pool.take(function) else { panic!("none is to wait") };
+        let Placement::New(number) = pool.take(function) else { panic!("none is to wait") };
         let (work, receiver) = channel();
         assert!(pool.put_back(number, function, work));
         (number, receiver)
@@ -209,12 +209,12 @@ mod tests {
     #[test]
     fn the_one_that_has_waited_least_is_taken() {
         let pool = Pool::new(4);
-        let Place::New(first) = pool.take(0) else { panic!() };
-        let Place::New(second) = pool.take(0) else { panic!() };
+        let Placement::New(first) = pool.take(0) else { panic!() };
+        let Placement::New(second) = pool.take(0) else { panic!() };
         let ((one, _first), (other, last)) = (channel(), channel());
         pool.put_back(first, 0, one);
         pool.put_back(second, 0, other);
-        let Place::Waiting(work) = pool.take(0) else { panic!() };
+        let Placement::Waiting(work) = pool.take(0) else { panic!() };
         work.send(7).unwrap();
         assert_eq!(last.try_recv(), Ok(7));
         assert!(pool.leave(first) && !pool.leave(second));
@@ -225,7 +225,7 @@ mod tests {
     fn one_of_another_function_goes_where_there_may_be_no_more() {
         let pool = Pool::new(1);
         let (_, old) = come(&pool, 0);
-        let Place::New(_) = pool.take(1) else { panic!() };
+        let Placement::New(_) = pool.take(1) else { panic!() };
         assert!(old.recv().is_err(), "it is to end");
         assert_eq!((pool.counts().live, pool.counts().waiting), (1, 0));
     }
@@ -233,9 +233,9 @@ mod tests {
     #[test]
     fn a_call_waits_where_all_are_at_work_and_one_that_is_lost_is_not_counted() {
         let pool: Pool<u32> = Pool::new(1);
-        let Place::New(_) = pool.take(0) else { panic!() };
+        let Placement::New(_) = pool.take(0) else { panic!() };
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| matches!(pool.take(0), Place::New(2)));
+            let waits = scope.spawn(|| matches!(pool.take(0), Placement::New(2)));
             pool.lose();
             assert!(waits.join().unwrap());
         });
@@ -246,6 +246,6 @@ mod tests {
         pool.ended();
         pool.ended();
         assert!(pool.end(Duration::ZERO));
-        assert!(matches!(pool.take(0), Place::Over));
+        assert!(matches!(pool.take(0), Placement::Over));
     }
 }

@@ -12,7 +12,7 @@ use crate::arguments::Arguments;
 use crate::connection;
 use crate::context::Context;
 use crate::data::Declared;
-use crate::instance::Work;
+use crate::instance::InstanceCall;
 use crate::library::{self, Loaded};
 use crate::pool::Pool;
 use crate::report;
@@ -24,7 +24,7 @@ const ENDING: Duration = Duration::from_secs(4);
 pub struct Server {
     pub name: String,
     pub functions: Vec<Loaded>,
-    pub pool: Pool<Work>,
+    pub pool: Pool<InstanceCall>,
     pub data: Vec<Declared>,
     pub gpu: Gpu,
     pub idle: Duration,

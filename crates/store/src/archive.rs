@@ -82,7 +82,7 @@ impl Store {
             let Manifest { name, id, .. } = std::mem::take(own);
             *own = Manifest { name, id, parts: Vec::new(), ..manifest.clone() };
         }
-        let mut taking = Taking { draft: &draft, stored: HashMap::new(), scratch: Vec::new() };
+        let mut taking = ImageImport { draft: &draft, stored: HashMap::new(), scratch: Vec::new() };
         let (mut numbers, mut done) = (all.iter().peekable(), 0);
         for (at, part) in manifest.parts.iter().enumerate() {
             let mut place = taking.begin(part)?;
@@ -123,20 +123,20 @@ impl Store {
 }
 
 /// A chunk that an archive has.
-pub(crate) struct Due<'a> {
+pub(crate) struct DueChunk<'a> {
     pub part: usize,
     pub number: usize,
     pub chunk: &'a ChunkRef,
 }
 
-impl Due<'_> {
+impl DueChunk<'_> {
     fn name(&self) -> String {
         format!("{:08}/{:08}", self.part, self.number)
     }
 }
 
 /// What an archive has of an image, in its order.
-pub(crate) fn due(manifest: &Manifest) -> Vec<Due<'_>> {
+pub(crate) fn due(manifest: &Manifest) -> Vec<DueChunk<'_>> {
     let mut seen = HashSet::new();
     let mut all = Vec::new();
     for (at, part) in manifest.parts.iter().enumerate() {
@@ -144,7 +144,7 @@ pub(crate) fn due(manifest: &Manifest) -> Vec<Due<'_>> {
             let is_kept = chunk.encoding != Encoding::Zero;
             let is_new = part.file.is_some() || seen.insert((chunk.hash, chunk.encoding));
             if is_kept && is_new {
-                all.push(Due { part: at, number, chunk });
+                all.push(DueChunk { part: at, number, chunk });
             }
         }
     }
@@ -152,14 +152,14 @@ pub(crate) fn due(manifest: &Manifest) -> Vec<Due<'_>> {
 }
 
 /// An image that is being taken in.
-struct Taking<'a> {
+struct ImageImport<'a> {
     draft: &'a Draft,
     /// Contents that are there already, as this store keeps them.
     stored: HashMap<ContentHash, ChunkRef>,
     scratch: Vec<u8>,
 }
 
-impl Taking<'_> {
+impl ImageImport<'_> {
     /// The file of a part that is kept whole.
     fn begin(&self, part: &Part) -> Result<Option<File>> {
         match part.file.is_some() {
@@ -169,7 +169,13 @@ impl Taking<'_> {
     }
 
     /// Takes in what is stored of a chunk.
-    fn chunk(&mut self, part: &Part, due: &Due<'_>, stored: &[u8], file: Option<&mut File>) -> Result<()> {
+    fn chunk(
+        &mut self,
+        part: &Part,
+        due: &DueChunk<'_>,
+        stored: &[u8],
+        file: Option<&mut File>,
+    ) -> Result<()> {
         let wrong = |reason: String| bad(format!("of its entry {} {reason}", due.name()));
         self.scratch.resize(due.chunk.bytes as usize, 0);
         chunk::decode(due.chunk, stored, &mut self.scratch).map_err(wrong)?;

@@ -25,7 +25,7 @@ use crate::lease::{Guard, Lease};
 use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::part_writer::PartWriter;
 use crate::pool;
-use crate::staging::{KnownChunks, Staging};
+use crate::staging::{HashedChunks, Staging};
 use crate::store::list;
 
 /// An image in the making. Dropped without being committed, it is removed with all its contents.
@@ -111,7 +111,7 @@ impl Draft {
     }
 
     /// Moves a file into the image of which some contents are known; see [`Staging::take_known`].
-    pub fn take_known(&self, kind: PartKind, name: &str, path: &Path, known: &KnownChunks) -> Result<()> {
+    pub fn take_known(&self, kind: PartKind, name: &str, path: &Path, known: &HashedChunks) -> Result<()> {
         self.enter(self.staging.take_known(kind, name, path, known)?);
         Ok(())
     }
@@ -123,7 +123,7 @@ impl Draft {
         name: &str,
         path: &Path,
         bytes: u64,
-        known: &KnownChunks,
+        known: &HashedChunks,
     ) -> Result<()> {
         self.enter(self.staging.take_pages(kind, name, path, bytes, known)?);
         Ok(())

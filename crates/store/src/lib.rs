@@ -75,7 +75,7 @@ pub use manifest::{
 pub use names::LONGEST_NAME;
 pub use part_writer::PartWriter;
 pub use raw_chunk::RawChunk;
-pub use staging::{Known, KnownChunks, Staging};
+pub use staging::{HashedChunk, HashedChunks, Staging};
 pub use store::{Outline, Store, Summary};
 pub use transfer::{Incoming, LONGEST_SENT};
 pub use verify::Report;

@@ -30,14 +30,14 @@ use crate::sparse;
 
 /// What is known of so many bytes of a file, from whoever wrote them: they need not be read again.
 #[derive(Clone, Copy, Debug)]
-pub struct Known {
+pub struct HashedChunk {
     pub hash: ContentHash,
     /// Bytes of its pages that are not all zero.
     pub filled: u64,
 }
 
 /// By their places in the file.
-pub type KnownChunks = HashMap<u64, Known>;
+pub type HashedChunks = HashMap<u64, HashedChunk>;
 const KNOWN_BYTES: u64 = 2 << 20;
 /// Of so many bytes, all zero.
 static ZEROS: LazyLock<ContentHash> = LazyLock::new(|| ContentHash::of(&vec![0; KNOWN_BYTES as usize]));
@@ -128,11 +128,11 @@ impl Staging {
     /// or mapped in place. It takes its full room in the store, shared with nothing. A failure
     /// may leave it moved.
     pub fn take_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
-        self.take_known(kind, name, path, &KnownChunks::new())
+        self.take_known(kind, name, path, &HashedChunks::new())
     }
 
     /// As [`Staging::take_file`], for a file of which some contents are known.
-    pub fn take_known(&self, kind: PartKind, name: &str, path: &Path, known: &KnownChunks) -> Result<Part> {
+    pub fn take_known(&self, kind: PartKind, name: &str, path: &Path, known: &HashedChunks) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let bytes = fs::metadata(path).map_err(failed)?.len();
         let known = |start, length| known.get(&start).filter(|_| length == KNOWN_BYTES).map(|one| one.hash);
@@ -147,7 +147,7 @@ impl Staging {
         name: &str,
         path: &Path,
         bytes: u64,
-        known: &KnownChunks,
+        known: &HashedChunks,
     ) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let length = fs::metadata(path).map_err(failed)?.len();

@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::archive::{Due, Progress, due, keep_part};
+use crate::archive::{DueChunk, Progress, due, keep_part};
 use crate::bounded;
 use crate::chunk;
 use crate::draft::Draft;
@@ -70,7 +70,7 @@ pub struct Incoming {
 }
 
 /// Where contents lie in a page file of an image.
-struct Place {
+struct PageFileLocation {
     path: PathBuf,
     offset: u64,
 }
@@ -105,7 +105,7 @@ impl Store {
     }
 
     /// Where what lies in this store's page files lies.
-    fn places(&self) -> Result<HashMap<(ContentHash, u64), Place>> {
+    fn places(&self) -> Result<HashMap<(ContentHash, u64), PageFileLocation>> {
         let mut places = HashMap::new();
         for image in list(&self.layout.images())? {
             let Ok(manifest) = peek(&image) else { continue };
@@ -113,9 +113,11 @@ impl Store {
                 let Some(file) = &part.file else { continue };
                 for (number, chunk) in part.chunks.iter().enumerate() {
                     if chunk.encoding != Encoding::Zero {
-                        let place =
-                            Place { path: image.join(file), offset: number as u64 * part.chunk_bytes };
-                        places.insert((chunk.hash, chunk.bytes), place);
+                        let location = PageFileLocation {
+                            path: image.join(file),
+                            offset: number as u64 * part.chunk_bytes,
+                        };
+                        places.insert((chunk.hash, chunk.bytes), location);
                     }
                 }
             }
@@ -131,7 +133,7 @@ impl Incoming {
     }
 
     /// Takes what this store has. Who sends is asked for the rest, each content once.
-    fn take_known(&mut self, places: &HashMap<(ContentHash, u64), Place>) -> Result<()> {
+    fn take_known(&mut self, places: &HashMap<(ContentHash, u64), PageFileLocation>) -> Result<()> {
         let all = due(&self.manifest);
         let this = &*self;
         let found = pool::map(pool::threads(), all.len(), Vec::new, |scratch, at| {
@@ -155,19 +157,19 @@ impl Incoming {
     /// None if it is not here; else how it is kept, if it is kept as a chunk.
     fn take_one_known(
         &self,
-        due: &Due<'_>,
-        places: &HashMap<(ContentHash, u64), Place>,
+        due: &DueChunk<'_>,
+        places: &HashMap<(ContentHash, u64), PageFileLocation>,
         scratch: &mut Vec<u8>,
     ) -> Result<Option<Option<ChunkRef>>> {
         let part = &self.manifest.parts[due.part];
         let Some(file) = &self.files[due.part] else {
             return Ok(self.draft.known(due.chunk)?.map(Some));
         };
-        let Some(place) = places.get(&(due.chunk.hash, due.chunk.bytes)) else { return Ok(None) };
+        let Some(location) = places.get(&(due.chunk.hash, due.chunk.bytes)) else { return Ok(None) };
         scratch.resize(due.chunk.bytes as usize, 0);
         // An image that is removed meanwhile, or damaged, does not have it.
-        let read =
-            bounded::open(&place.path).is_ok_and(|file| file.read_exact_at(scratch, place.offset).is_ok());
+        let read = bounded::open(&location.path)
+            .is_ok_and(|file| file.read_exact_at(scratch, location.offset).is_ok());
         if !read || ContentHash::of(scratch) != due.chunk.hash {
             return Ok(None);
         }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use rekindle_store::{Encoding, Error, Image, KnownChunks, PartKind, Store};
+use rekindle_store::{Encoding, Error, HashedChunks, Image, PartKind, Store};
 use serde_json::Value;
 use support::{chunk_files, files, noise};
 use tempfile::TempDir;
@@ -83,7 +83,7 @@ fn a_page_file_that_was_changed_is_seen_at_a_glance() {
     fs::write(&file, noise(5, 400_000)).unwrap();
     fs::File::options().write(true).open(&file).unwrap().set_len(400_000 + (1u64 << 40)).unwrap();
     let draft = store.begin("job").unwrap();
-    draft.take_pages(PartKind::CpuPages, "anon-1", &file, 400_000, &KnownChunks::new()).unwrap();
+    draft.take_pages(PartKind::CpuPages, "anon-1", &file, 400_000, &HashedChunks::new()).unwrap();
     let image = draft.commit().unwrap();
     let part = image.part(PartKind::CpuPages, "anon-1").unwrap();
     assert_eq!((part.bytes, part.tail), (400_000, 1 << 40));
@@ -126,7 +126,7 @@ fn the_holes_of_a_page_file_take_no_room() {
     file.set_len(1000 * 4096).unwrap();
     drop(file);
     let draft = store.begin("base").unwrap();
-    draft.take_pages(PartKind::CpuPages, "anon-1", &path, 1000 * 4096, &KnownChunks::new()).unwrap();
+    draft.take_pages(PartKind::CpuPages, "anon-1", &path, 1000 * 4096, &HashedChunks::new()).unwrap();
     let base = draft.commit().unwrap();
     let part = base.part(PartKind::CpuPages, "anon-1").unwrap().clone();
     assert_eq!((part.stored(), base.manifest().sizes.stored), (4 * 4096, 4 * 4096));
@@ -150,7 +150,7 @@ fn a_page_file_that_two_images_have_is_told_of_by_its_origin() {
     let file = root.path().join("pages");
     fs::write(&file, noise(5, 400_000)).unwrap();
     let draft = store.begin("base").unwrap();
-    draft.take_pages(PartKind::CpuPages, "anon-1", &file, 400_000, &KnownChunks::new()).unwrap();
+    draft.take_pages(PartKind::CpuPages, "anon-1", &file, 400_000, &HashedChunks::new()).unwrap();
     let base = draft.commit().unwrap();
     let part = base.part(PartKind::CpuPages, "anon-1").unwrap().clone();
     let place = base.file_path(&part).unwrap();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use rekindle_store::{KnownChunks, PageRun, Part, PartKind, Store};
+use rekindle_store::{HashedChunks, PageRun, Part, PartKind, Store};
 use serde_json::Value;
 use support::{files, noise};
 use tempfile::TempDir;
@@ -51,7 +51,7 @@ fn write(store: &Store, root: &Path) {
     draft.put(PartKind::GpuBuffer, "raw", Value::Null, &noise(1, 5000)).unwrap();
     draft.put(PartKind::WorkerState, "zstd", Value::Null, &b"compress me ".repeat(1000)).unwrap();
     draft.take_file(PartKind::CpuFile, "kept.img", &kept).unwrap();
-    draft.take_pages(PartKind::CpuPages, "anon-1", &pages, 100_000, &KnownChunks::new()).unwrap();
+    draft.take_pages(PartKind::CpuPages, "anon-1", &pages, 100_000, &HashedChunks::new()).unwrap();
     let image = draft.commit().unwrap();
     image.learn_load_order(&["raw".into()], true).unwrap();
     image.learn_first_pages(&[PageRun { start: 0x1000, pages: 1, written: true }], true).unwrap();

@@ -4,7 +4,7 @@
 //! checkpoint up, and the worker undoes it.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,11 +17,12 @@ use rekindle_protocol::client::ToClient;
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::peer;
 use rekindle_protocol::worker::{
-    self as protocol, Ask, FIRST_CLIENT, GreetingError, Message, Phase, Reply, Request, Status, ask,
+    self as protocol, Ask, ContextLost, FIRST_CLIENT, GreetingError, Message, Phase, Reply, Request, Status,
+    ask,
 };
 
 use crate::dispatch::{Dispatcher, Ended, Remote};
-use crate::image::{self, Ahead, CodeAhead, LeftMemory, Loading};
+use crate::image::{self, CodePreCopy, LeftMemory, Loading, PreCopy};
 use crate::keeper;
 use crate::link::Link;
 use crate::ondemand::{self, Conversations, Daemon, wait_for_parting};
@@ -30,9 +31,9 @@ mod client;
 mod images;
 mod mending;
 mod parting;
-mod standstill;
+mod quiesce;
 
-use parting::{Waited, Word};
+use parting::{Giving, Parting, Waited};
 
 /// How long who connects may take to greet.
 pub(crate) const GREETING_LIMIT: Duration = Duration::from_secs(10);
@@ -72,16 +73,16 @@ pub(crate) struct Control {
     /// It does so without having been told to.
     runs: bool,
     /// Where it is told which worker the client goes on with.
-    parted: Option<Word>,
+    parted: Option<Parting>,
     /// It goes on with another one, and this one ends.
     taken: bool,
     /// To tell another worker that its client goes on with this one.
-    word: Option<Word>,
+    word: Option<Giving>,
     /// Memory that is to outlive this worker, or has outlived the one before.
     left: LeftMemory,
     /// What the next save finds in its image.
-    code: CodeAhead,
-    ahead: Ahead,
+    code: CodePreCopy,
+    ahead: PreCopy,
     /// Memory of another worker's, which the next restore copies from.
     lent: LeftMemory,
     /// What goes with the next answer.
@@ -132,8 +133,8 @@ impl Control {
             taken: false,
             word: None,
             left: LeftMemory::new(),
-            code: CodeAhead::default(),
-            ahead: Ahead::default(),
+            code: CodePreCopy::default(),
+            ahead: PreCopy::default(),
             lent: LeftMemory::new(),
             along: Vec::new(),
             conversations,
@@ -177,6 +178,8 @@ impl Control {
                 lonely_since = Instant::now();
             } else if self.is_shared() && self.remote.is_over() {
                 return self.join();
+            } else if self.is_forgotten() {
+                self.undo();
             } else if self.is_spare() && poll(libc::STDIN_FILENO, 0, 0) & (libc::POLLHUP | libc::POLLERR) != 0
             {
                 // The daemon died before it connected.
@@ -422,12 +425,30 @@ impl Control {
         matches!(self.kind, Kind::Shared(_))
     }
 
-    fn watch(&self, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    fn watch(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let Kind::Shared(watchers) = &self.kind else {
             return Err("the client's end is that of its worker".to_string());
         };
+        let watchers = watchers.clone();
+        // Another daemon than this one was to have it go on elsewhere, and is no more.
+        if self.parted.is_none() && !self.leaves && self.stays() {
+            for watcher in &descriptors {
+                let copy = watcher.try_clone().map(File::from);
+                let _ = copy.and_then(|mut watcher| watcher.write_all(&[ContextLost::Told as u8]));
+            }
+        }
         watchers.lock().unwrap_or_else(PoisonError::into_inner).extend(descriptors);
         Ok(())
+    }
+
+    /// Whether nobody is there any more who was told of a client that it may go on elsewhere, as by a daemon that was dying
+    /// and had closed its connection already.
+    fn is_forgotten(&self) -> bool {
+        let Kind::Shared(watchers) = &self.kind else { return false };
+        let is_gone = |watcher: &OwnedFd| poll(watcher.as_raw_fd(), 0, 0) & libc::POLLERR != 0;
+        let nobody = watchers.lock().unwrap_or_else(PoisonError::into_inner).iter().all(is_gone);
+        let waits = || self.remote.ask(|dispatcher| dispatcher.is_leaving()).unwrap_or(false);
+        nobody && self.parted.is_none() && waits()
     }
 
     fn status(&self) -> Result<Status, String> {
@@ -456,10 +477,8 @@ impl Control {
     /// Kernels print to the descriptor from now on; the daemon's end is no longer this worker's.
     fn take(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let output = descriptors.first().ok_or("no descriptor for what kernels print came along")?;
-        // SAFETY: both are open descriptors of this process, and standard output is nobody's to keep.
-        if unsafe { libc::dup2(output.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
-            return Err(format!("cannot print to another file: {}", std::io::Error::last_os_error()));
-        }
+        nix::unistd::dup2_stdout(output)
+            .map_err(|error| format!("cannot print to another file: {}", std::io::Error::from(error)))?;
         self.kind = Kind::Alone;
         Ok(())
     }

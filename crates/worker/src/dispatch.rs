@@ -13,21 +13,23 @@ use crate::image::{CacheMemories, Loading, Marks, Outcome, Preparing, Registerin
 use crate::ondemand::{Mend, Uses};
 
 mod activity;
-mod later;
+mod deferred_work;
+mod first_use;
 mod mend;
 mod outlive;
+mod quiesce;
 mod remote;
 mod shadow;
 mod sharing;
 mod slow;
-mod standstill;
 
 pub(crate) use activity::{Activity, Admission, Shared};
-pub(crate) use later::Later;
+pub(crate) use deferred_work::DeferredWork;
+use first_use::Freed;
 pub(crate) use outlive::{LEAVING, Outliving};
+pub(crate) use quiesce::QuiesceLevel;
+use quiesce::QuiesceState;
 pub(crate) use remote::{Inbox, Remote, remote};
-pub(crate) use standstill::Rest;
-use standstill::Stopping;
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
@@ -63,14 +65,16 @@ pub(crate) struct Dispatcher {
     /// Which parts of the image's memory requests have named.
     pub uses: Option<Uses>,
     /// What the program is not to be held up by.
-    pub later: Later,
+    pub later: DeferredWork,
+    /// What the program has freed, which it gets back itself where memory comes at the first use.
+    freed: Freed,
     /// How it gets along with the end of a context that it shares.
     pub outliving: Option<Outliving>,
     /// How the loss of this worker is mended, if that is wanted.
     pub mend: Option<Mend>,
     merge: Merge<'static>,
     /// The program is coming to a stop.
-    stopping: Option<Stopping>,
+    stopping: Option<QuiesceState>,
     ended: Option<Ended>,
     spin: Spin,
     /// How long outstanding work is polled without rest.
@@ -93,7 +97,8 @@ impl Dispatcher {
             loaded: None,
             marks: None,
             uses: None,
-            later: Later::default(),
+            later: DeferredWork::default(),
+            freed: Freed::default(),
             outliving: None,
             mend: None,
             merge: Merge::new(),
@@ -146,8 +151,7 @@ impl Dispatcher {
         again: impl FnOnce(&mut Dispatcher, &Inbox) -> Ended,
     ) -> Ended {
         // The kernel may otherwise lengthen short sleeps by 50 µs.
-        // SAFETY: sets a property of this thread only.
-        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
+        let _ = nix::sys::prctl::set_timerslack(1000);
         loop {
             if inbox.is_wanted_anew() {
                 inbox.obey(self);
@@ -206,6 +210,7 @@ impl Dispatcher {
             }
             self.look_at_uses();
             self.look_at_later();
+            self.look_at_freed();
         }
     }
 
@@ -217,6 +222,11 @@ impl Dispatcher {
             };
             if !self.may_go_on() {
                 return Ok(done);
+            }
+            if self.client.is_refused(ring, &record) || !self.has_memory_for(ring, &record) {
+                self.client.operations += 1;
+                self.merge.release(ring, record);
+                continue;
             }
             let admission = self.activity.admit(&mut self.client, ring, &record);
             if admission == Admission::Now
@@ -341,7 +351,7 @@ impl Dispatcher {
         let nap = self.uses.as_ref().and_then(Uses::pause).map_or(nap, |pause| nap.min(pause));
         let attention = || inbox.is_wanted();
         let idle = self.client.waiting.is_empty() && !self.is_draining();
-        let nap = if idle { self.look_for_rest(nap) } else { nap };
+        let nap = if idle { self.look_for_rest(self.look_for_freed(nap)) } else { nap };
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.
         let mut ready = || attention() || !matches!(merge.peek(), Ok(None));

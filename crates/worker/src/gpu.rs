@@ -17,7 +17,7 @@ pub enum Gpu {
 }
 
 /// A driver, and the GPUs of it that the program sees, in its order.
-pub struct Opened {
+pub struct OpenedDriver {
     pub platform: Arc<dyn Platform>,
     pub gpus: Vec<usize>,
     /// The real driver library, where there is one.
@@ -49,7 +49,7 @@ impl Gpu {
     }
 
     /// `Err` is one sentence.
-    pub fn open(&self) -> Result<Opened, String> {
+    pub fn open(&self) -> Result<OpenedDriver, String> {
         match self {
             Gpu::Emulated { config } => {
                 let config = match config {
@@ -62,7 +62,7 @@ impl Gpu {
                     .and_then(|config| rekindle_emulated::platform_with_output(&config, sink))
                     .map_err(|error| format!("the emulated GPU does not start: {error}"))?;
                 let gpus = (0..platform.devices().len()).collect();
-                Ok(Opened { platform, gpus, real_driver: None, output, in_pieces: in_pieces()? })
+                Ok(OpenedDriver { platform, gpus, real_driver: None, output, in_pieces: in_pieces()? })
             }
             Gpu::Nvidia { index } => {
                 let platform = rekindle_nvidia::NvidiaPlatform::open().map_err(|error| error.to_string())?;
@@ -73,7 +73,7 @@ impl Gpu {
                 let real_driver = Some(platform.library().to_string_lossy().into_owned());
                 let output = ProgramOutput::default();
                 let (platform, gpus) = (Arc::new(platform), vec![*index]);
-                Ok(Opened { platform, gpus, real_driver, output, in_pieces: in_pieces()? })
+                Ok(OpenedDriver { platform, gpus, real_driver, output, in_pieces: in_pieces()? })
             }
         }
     }

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED};
 use rekindle_device::{Device, DeviceInfo, Placement, Platform, Result, Slice, Stream};
-use rekindle_protocol::worker::Portion;
+use rekindle_protocol::worker::{Portion, ShareMemory};
 
 use crate::code::CodeCache;
-use crate::gpu::Opened;
+use crate::data::Basin;
+use crate::gpu::OpenedDriver;
 use crate::hashing::Hasher;
-use crate::image::Shelf;
+use crate::image::BlockPool;
 use crate::memory::Regions;
-use crate::shared::{ClientDevice, Common, Seat};
+use crate::shared::{ClientDevice, Common, DivisionMember};
 
 /// As many as keep both directions of the link busy.
 const COPY_STREAMS: usize = 4;
@@ -33,6 +34,7 @@ pub(crate) struct Gpus {
     slots: Vec<Slot>,
     code: Arc<Mutex<CodeCache>>,
     opening: Mutex<()>,
+    basin: OnceLock<Arc<Basin>>,
 }
 
 /// Whose the contexts are.
@@ -42,8 +44,10 @@ enum Source {
     /// Others have them too, and the client has a view of each.
     Shared {
         common: Arc<Common>,
-        views: Mutex<Vec<(Arc<ClientDevice>, Seat)>>,
+        views: Mutex<Vec<(Arc<ClientDevice>, DivisionMember)>>,
         portion: Mutex<Portion>,
+        /// When allocations get memory.
+        memory: ShareMemory,
         /// Why it cannot have that.
         refused: OnceLock<String>,
     },
@@ -70,8 +74,8 @@ pub(crate) struct GpuContext {
 
 impl Gpus {
     /// The first GPU's context is made now, for it takes long.
-    pub(crate) fn new(opened: Opened) -> Result<Gpus> {
-        let Opened { platform, gpus, real_driver, in_pieces, .. } = opened;
+    pub(crate) fn new(opened: OpenedDriver) -> Result<Gpus> {
+        let OpenedDriver { platform, gpus, real_driver, in_pieces, .. } = opened;
         let slot = |(position, index): (usize, &usize)| {
             let info = platform.devices().get(*index).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
             let info = DeviceInfo { index: position as u32, ..info.clone() };
@@ -86,13 +90,19 @@ impl Gpus {
             regions: Arc::new(Regions::new()),
             code: Arc::default(),
             opening: Mutex::default(),
+            basin: OnceLock::new(),
         };
         gpus.open(0)?;
         Ok(gpus)
     }
 
     /// The same GPUs for a client that shares their contexts with others.
-    pub(crate) fn for_client(common: &Arc<Common>, slice: Slice, portion: Portion) -> Gpus {
+    pub(crate) fn for_client(
+        common: &Arc<Common>,
+        slice: Slice,
+        portion: Portion,
+        memory: ShareMemory,
+    ) -> Gpus {
         let all = &common.gpus;
         let regions = Arc::new(Regions::new());
         regions.confine(slice);
@@ -100,7 +110,7 @@ impl Gpus {
             |slot: &Slot| Slot { index: slot.index, info: slot.info.clone(), context: OnceLock::new() };
         let (common, views, portion) = (common.clone(), Mutex::default(), Mutex::new(portion));
         Gpus {
-            source: Source::Shared { common, views, portion, refused: OnceLock::new() },
+            source: Source::Shared { common, views, portion, memory, refused: OnceLock::new() },
             slots: all.slots.iter().map(slot).collect(),
             platform: all.platform.clone(),
             real_driver: all.real_driver.clone(),
@@ -108,6 +118,7 @@ impl Gpus {
             regions,
             code: all.code.clone(),
             opening: Mutex::default(),
+            basin: OnceLock::new(),
         }
     }
 
@@ -116,12 +127,27 @@ impl Gpus {
         matches!(self.source, Source::Shared { .. })
     }
 
+    /// Whether allocations get their memory at their first use.
+    pub(crate) fn waits_for_uses(&self) -> bool {
+        matches!(self.source, Source::Shared { memory: ShareMemory::Lazy, .. })
+    }
+
     /// Where memory to copy through is to be had, if clients share it.
-    pub(crate) fn shelf(&self) -> Option<&Arc<Shelf>> {
+    pub(crate) fn block_pool(&self) -> Option<&Arc<BlockPool>> {
         match &self.source {
             Source::Own => None,
-            Source::Shared { common, .. } => Some(&common.shelf),
+            Source::Shared { common, .. } => Some(&common.block_pool),
         }
+    }
+
+    /// What data is copied through to a GPU, which is begun to be made now if there is none yet. Registered memory is known to
+    /// all contexts of the process.
+    pub(crate) fn basin(&self, device: usize) -> Result<Arc<Basin>> {
+        if let Source::Shared { common, .. } = &self.source {
+            return common.gpus.basin(device);
+        }
+        let gpu = self.open(device)?.device.clone();
+        Ok(self.basin.get_or_init(|| Basin::begin(gpu)).clone())
     }
 
     /// What a client has of contexts that it shares.
@@ -144,11 +170,11 @@ impl Gpus {
         };
         let mut portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
         let views = views.lock().unwrap_or_else(PoisonError::into_inner);
-        for (number, (view, seat)) in views.iter().enumerate() {
+        for (number, (view, member)) in views.iter().enumerate() {
             if let Err(problem) =
-                view.bind().map_err(|code| code.to_string()).and_then(|()| seat.set(wanted.sm_share))
+                view.bind().map_err(|code| code.to_string()).and_then(|()| member.set(wanted.sm_share))
             {
-                views.iter().take(number).for_each(|(_, seat)| drop(seat.set(portion.sm_share)));
+                views.iter().take(number).for_each(|(_, member)| drop(member.set(portion.sm_share)));
                 return Err(problem);
             }
         }
@@ -232,7 +258,7 @@ impl Gpus {
         }
         let context = Arc::new(match &self.source {
             Source::Own => GpuContext::new(self.platform.open(slot.index)?, device)?,
-            Source::Shared { common, views, portion, refused } => {
+            Source::Shared { common, views, portion, refused, .. } => {
                 let portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
                 let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
@@ -240,13 +266,13 @@ impl Gpus {
                 let view = ClientDevice::new(shared.device.clone(), link, common.health.clone())?;
                 view.set_link_weight(portion.link_weight);
                 let division = common.division(device, &shared.device);
-                let seat = division.join(&view, portion.sm_share).map_err(|problem| {
+                let member = division.join(&view, portion.sm_share).map_err(|problem| {
                     log::error!("a client has no place on GPU {device}: {problem}");
                     let _ = refused.set(problem);
                     view.close(Duration::ZERO);
                     CUDA_ERROR_NOT_PERMITTED
                 })?;
-                views.lock().unwrap_or_else(PoisonError::into_inner).push((view.clone(), seat));
+                views.lock().unwrap_or_else(PoisonError::into_inner).push((view.clone(), member));
                 GpuContext::of_client(&shared, view)?
             }
         });

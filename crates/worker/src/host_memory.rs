@@ -1,72 +1,100 @@
-//! Memory of the memory daemon's, mapped here and known to a GPU.
+//! Memory of the host that is mapped here, and that a GPU may know.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rekindle_device::{Access, Device};
+use memmap2::{MmapOptions, MmapRaw};
+use rekindle_device::{Access, Device, Result};
 
 const PAGE: u64 = 4096;
 
-pub(crate) struct HostMemory {
-    base: *mut u8,
-    bytes: u64,
+/// Memory that a GPU knows, which forgets it when this is dropped: no copy from or to it is under way by then.
+pub(crate) struct Registration {
     gpu: Arc<dyn Device>,
-    registered: bool,
+    address: u64,
 }
 
-// SAFETY: memory that nothing in this process refers to but copies of the GPU's, which its owner has waited for.
-unsafe impl Send for HostMemory {}
-
-impl HostMemory {
-    /// Maps a file whose size does not change, to be read by the GPU or written, too.
-    pub(crate) fn map(
-        descriptor: &OwnedFd,
+impl Registration {
+    pub(crate) fn new(
+        gpu: &Arc<dyn Device>,
+        address: u64,
         bytes: u64,
         access: Access,
-        gpu: Arc<dyn Device>,
-    ) -> io::Result<HostMemory> {
-        let is_written = access == Access::ReadWrite;
-        let protection = if is_written { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let number = descriptor.as_raw_fd();
-        // SAFETY: a new mapping, at an address of the kernel's choice, of a file whose size cannot change.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes as usize, protection, libc::MAP_SHARED, number, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+    ) -> Result<Registration> {
+        gpu.bind()?;
+        match access {
+            Access::ReadWrite => gpu.host_register(address, bytes)?,
+            _ => gpu.host_register_read_only(address, bytes)?,
         }
-        let (at, whole) = (base as u64, bytes.next_multiple_of(PAGE));
-        let told = gpu.bind().and_then(|()| match is_written {
-            true => gpu.host_register(at, whole),
-            false => gpu.host_register_read_only(at, whole),
-        });
-        if let Err(code) = &told {
+        Ok(Registration { gpu: gpu.clone(), address })
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Err(code) = self.gpu.bind().and_then(|()| self.gpu.host_unregister(self.address)) {
+            log::info!("memory of the host stays pinned: {code}");
+        }
+    }
+}
+
+/// Nothing in this process refers to it but copies, which its owner waits for before it is dropped.
+pub(crate) struct HostMemory {
+    // Before the mapping, so that the GPU has forgotten it when that goes.
+    registration: Option<Registration>,
+    mapping: MmapRaw,
+    access: Access,
+}
+
+impl HostMemory {
+    /// Maps a file whose size does not change.
+    pub(crate) fn map(file: &OwnedFd, bytes: u64, access: Access) -> io::Result<HostMemory> {
+        let mut options = MmapOptions::new();
+        options.len(bytes as usize);
+        let mapping = match access {
+            Access::ReadWrite => options.map_raw(file)?,
+            _ => options.map_raw_read_only(file)?,
+        };
+        Ok(HostMemory { registration: None, mapping, access })
+    }
+
+    /// Memory of this process's own.
+    pub(crate) fn anonymous(bytes: u64) -> io::Result<HostMemory> {
+        let mapping = MmapOptions::new().len(bytes as usize).map_anon()?.into();
+        Ok(HostMemory { registration: None, mapping, access: Access::ReadWrite })
+    }
+
+    /// As [`map`](Self::map), known to a GPU if that takes it.
+    pub(crate) fn map_for(
+        file: &OwnedFd,
+        bytes: u64,
+        access: Access,
+        gpu: &Arc<dyn Device>,
+    ) -> io::Result<HostMemory> {
+        let mut memory = HostMemory::map(file, bytes, access)?;
+        if let Err(code) = memory.register(gpu) {
             log::info!("an array or data is copied by memory that the GPU does not know: {code}");
         }
-        Ok(HostMemory { base: base.cast(), bytes, gpu, registered: told.is_ok() })
+        Ok(memory)
+    }
+
+    /// Has a GPU know it, so that it can use it where it is.
+    pub(crate) fn register(&mut self, gpu: &Arc<dyn Device>) -> Result<()> {
+        let whole = self.bytes().next_multiple_of(PAGE);
+        self.registration = Some(Registration::new(gpu, self.address(), whole, self.access)?);
+        Ok(())
     }
 
     pub(crate) fn address(&self) -> u64 {
-        self.base as u64
+        self.mapping.as_ptr() as u64
     }
 
-    /// Whether the GPU knows it, and so can use it where it is.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
     pub(crate) fn is_registered(&self) -> bool {
-        self.registered
-    }
-
-    pub(crate) fn has(&self, offset: u64, bytes: u64) -> bool {
-        offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
-    }
-}
-
-impl Drop for HostMemory {
-    fn drop(&mut self) {
-        if self.registered {
-            let _ = self.gpu.bind().and_then(|()| self.gpu.host_unregister(self.address()));
-        }
-        // SAFETY: mapped by `map`; all copies from it and to it have ended.
-        unsafe { libc::munmap(self.base.cast(), self.bytes as usize) };
+        self.registration.is_some()
     }
 }

@@ -23,12 +23,12 @@ use crate::control::GREETING_LIMIT;
 use crate::image::LeftMemory;
 use crate::successor;
 
-/// The argument before the number of the descriptor that [`Belongings`] are read from.
+/// The argument before the number of the descriptor that [`PassedDescriptors`] are read from.
 pub(crate) const ARGUMENT: &str = "--keep";
 
 /// What is passed on, by numbers of descriptors.
 #[derive(Serialize, Deserialize)]
-struct Belongings {
+struct PassedDescriptors {
     listener: RawFd,
     client: RawFd,
     memory: Vec<(String, RawFd)>,
@@ -42,7 +42,7 @@ pub(crate) fn become_one(
     memory: LeftMemory,
     status: Status,
 ) -> String {
-    let belongings = Belongings {
+    let belongings = PassedDescriptors {
         listener: listener.as_raw_fd(),
         client: client.as_raw_fd(),
         memory: memory.iter().map(|(name, memory)| (name.clone(), memory.as_raw_fd())).collect(),
@@ -73,7 +73,7 @@ pub(crate) fn main(number: &OsStr) -> ExitCode {
 }
 
 fn open(number: &OsStr) -> Result<Keeper, String> {
-    let belongings: Belongings = successor::known(number)?;
+    let belongings: PassedDescriptors = successor::known(number)?;
     // SAFETY: the program that this process ran before has left them open, each for one owner here.
     let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
     let keeper = Keeper {

@@ -32,16 +32,16 @@ pub(crate) struct Link {
 }
 
 /// A host function that a stream has, until it has returned or is not called any more.
-struct UnderWay(Arc<Link>);
+struct HostCallGuard(Arc<Link>);
 
-impl UnderWay {
+impl HostCallGuard {
     fn begin(link: &Arc<Link>) -> Self {
         link.calls.fetch_add(1, Ordering::AcqRel);
         Self(link.clone())
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for HostCallGuard {
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Ordering::AcqRel);
     }
@@ -217,7 +217,7 @@ impl Link {
     /// What a stream runs to have the client call a function: returns when the function has, or the client is gone.
     pub(crate) fn host_call(self: &Arc<Link>, token: u64) -> Box<dyn FnOnce() + Send> {
         let link = self.clone();
-        let under_way = UnderWay::begin(self);
+        let under_way = HostCallGuard::begin(self);
         Box::new(move || {
             let _under_way = under_way;
             if !link.send(&ToClient::Call { token }) {

@@ -10,8 +10,12 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::dup2_stdout;
 
 /// The standard output of a worker's program.
 #[derive(Clone, Default)]
@@ -20,44 +24,23 @@ pub struct ProgramOutput(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     process: Option<OwnedFd>,
-    kept: Option<Kept>,
+    kept: Option<CapturedOutput>,
 }
 
 /// What is kept back.
-struct Kept {
+struct CapturedOutput {
     text: Vec<u8>,
     /// In place of the worker's standard output, and that.
     file: File,
     stdout: OwnedFd,
 }
 
-impl Kept {
-    fn new() -> io::Result<Kept> {
-        // SAFETY: the name ends with a zero byte.
-        let number = unsafe { libc::memfd_create(c"rekindle-output".as_ptr(), libc::MFD_CLOEXEC) };
-        if number < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just made this descriptor for us.
-        let file = unsafe { File::from_raw_fd(number) };
-        // SAFETY: as above.
-        let stdout = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_DUPFD_CLOEXEC, 3) };
-        if stdout < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: as above.
-        let stdout = unsafe { OwnedFd::from_raw_fd(stdout) };
-        put_in_place(&file)?;
-        Ok(Kept { text: Vec::new(), file, stdout })
-    }
-}
-
-/// Makes a file the worker's standard output.
-fn put_in_place(file: &impl AsRawFd) -> io::Result<()> {
-    // SAFETY: both are open descriptors of this process, and standard output is nobody's to keep.
-    match unsafe { libc::dup2(file.as_raw_fd(), libc::STDOUT_FILENO) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
+impl CapturedOutput {
+    fn new() -> io::Result<CapturedOutput> {
+        let file = File::from(memfd_create(c"rekindle-output", MFdFlags::MFD_CLOEXEC)?);
+        let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+        dup2_stdout(&file)?;
+        Ok(CapturedOutput { text: Vec::new(), file, stdout })
     }
 }
 
@@ -79,7 +62,7 @@ impl ProgramOutput {
 
     /// Keeps all text back from now on; false if that cannot be done.
     pub(crate) fn keep_back(&self) -> bool {
-        match Kept::new() {
+        match CapturedOutput::new() {
             Ok(kept) => {
                 self.state().kept = Some(kept);
                 true
@@ -115,7 +98,7 @@ impl ProgramOutput {
 
     /// Whether text is kept back.
     pub(crate) fn has_text(&self) -> bool {
-        let written = |kept: &Kept| kept.file.metadata().is_ok_and(|file| file.len() > 0);
+        let written = |kept: &CapturedOutput| kept.file.metadata().is_ok_and(|file| file.len() > 0);
         self.state().kept.as_ref().is_some_and(|kept| !kept.text.is_empty() || written(kept))
     }
 
@@ -124,9 +107,9 @@ impl ProgramOutput {
         self.take_kept();
     }
 
-    fn take_kept(&self) -> Option<Kept> {
+    fn take_kept(&self) -> Option<CapturedOutput> {
         let kept = self.state().kept.take()?;
-        if let Err(error) = put_in_place(&kept.stdout) {
+        if let Err(error) = dup2_stdout(&kept.stdout) {
             log::error!("the worker's standard output cannot be put in its place again: {error}");
         }
         Some(kept)
@@ -169,12 +152,8 @@ impl Write for ProgramOutput {
 
 /// A program may have made its output non-blocking, which is no reason to lose text.
 fn wait_for_room(output: &File) -> io::Result<()> {
-    let mut poll = libc::pollfd { fd: output.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one valid pollfd.
-    match unsafe { libc::poll(&mut poll, 1, -1) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
+    poll(&mut [PollFd::new(output.as_fd(), PollFlags::POLLOUT)], PollTimeout::NONE)?;
+    Ok(())
 }
 
 #[cfg(test)]

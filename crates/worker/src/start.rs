@@ -16,7 +16,7 @@ use crate::arguments::{Arguments, Purpose};
 use crate::client::Client;
 use crate::control::{Control, Kind};
 use crate::dispatch::{Dispatcher, Ended, remote};
-use crate::gpu::Opened;
+use crate::gpu::OpenedDriver;
 use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::ondemand::Conversations;
@@ -81,11 +81,15 @@ pub(crate) fn prepare_process() {
 /// context is made at once, so that it is there when the client comes.
 ///
 /// Threads of the worker may outlast the return; the process is to end after it.
-pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<Opened, String>) -> Ended {
+pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<OpenedDriver, String>) -> Ended {
     serve_as(listener, false, open)
 }
 
-fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<Opened, String>) -> Ended {
+fn serve_as(
+    listener: UnixListener,
+    spare: bool,
+    open: impl FnOnce() -> Result<OpenedDriver, String>,
+) -> Ended {
     let (remote, inbox) = remote();
     let link = Link::new();
     let (conversations, listens) = (Arc::new(Conversations::default()), listener.as_raw_fd());
@@ -124,7 +128,7 @@ fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<O
 }
 
 /// A client without a program yet, on GPUs of which the first has a context.
-pub(crate) fn first_client(opened: Opened, link: Arc<Link>) -> Result<Client, String> {
+pub(crate) fn first_client(opened: OpenedDriver, link: Arc<Link>) -> Result<Client, String> {
     let output = opened.output.clone();
     let client = Gpus::new(opened).and_then(|gpus| Client::new(Arc::new(gpus), output, link));
     client.map_err(|code| format!("the GPU's context cannot be made: {code}"))

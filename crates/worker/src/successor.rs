@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -31,13 +32,7 @@ pub(crate) fn start_again(argument: &str, known: &impl Serialize, descriptors: &
 
 /// A file in memory with these contents, to be read from its start.
 pub(crate) fn memory_file(contents: &[&[u8]]) -> std::io::Result<File> {
-    // SAFETY: the name ends with a zero byte.
-    let number = unsafe { libc::memfd_create(c"rekindle-successor".as_ptr(), libc::MFD_CLOEXEC) };
-    if number < 0 {
-        return Err(Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    let mut file = unsafe { File::from_raw_fd(number) };
+    let mut file = File::from(memfd_create(c"rekindle-successor", MFdFlags::MFD_CLOEXEC)?);
     contents.iter().try_for_each(|bytes| file.write_all(bytes))?;
     file.rewind()?;
     Ok(file)

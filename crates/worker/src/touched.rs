@@ -1,16 +1,17 @@
 //! Which pages a restored process has touched, by what the kernel says of its memory.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
+use rekindle_protocol::maps::{self, Area};
 use rekindle_store::PageRun;
 
 /// Where a restored process has its memory mapped from ([`image format`]: page files); what is not of the file any more
 /// was written to since.
 ///
 /// [`image format`]: ../../../docs/image-format.md
-const PAGE_FILES: &str = "/run/rekindle/pages/";
+const PAGE_FILES: &[u8] = b"/run/rekindle/pages/";
 const PAGE: u64 = 4096;
 /// Bits of an entry of `/proc/PID/pagemap`.
 const PRESENT: u64 = 1 << 63;
@@ -20,12 +21,11 @@ const STRIDE: usize = 64 << 10;
 
 /// Pages of private mappings of files: those of page files that were written to, and all that were read.
 pub(crate) fn touched(pid: i32) -> io::Result<Vec<PageRun>> {
-    let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
     let (mut runs, mut entries) = (Vec::new(), vec![0; STRIDE * 8]);
-    for line in maps.lines() {
-        let Some((start, end, converted)) = private_file(&line?) else { continue };
-        let mut at = start;
+    for area in maps::of(pid)? {
+        let Some(converted) = private_file(&area) else { continue };
+        let (mut at, end) = (area.span.start, area.span.end);
         while at < end {
             let count = ((end - at) / PAGE).min(STRIDE as u64) as usize;
             let read = pagemap.read_at(&mut entries[..count * 8], at / PAGE * 8)?;
@@ -71,17 +71,10 @@ fn push(runs: &mut Vec<PageRun>, start: u64, written: bool) {
     }
 }
 
-/// A readable private mapping of a file, as a line of `/proc/PID/maps` tells of it, and whether that is a page file.
-fn private_file(line: &str) -> Option<(u64, u64, bool)> {
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let flags = words.next()?.as_bytes();
-    let path = words.nth(3)?;
-    if flags.first() != Some(&b'r') || flags.get(3) != Some(&b'p') || !path.starts_with('/') {
-        return None;
-    }
-    let number = |digits| u64::from_str_radix(digits, 16).ok();
-    Some((number(start)?, number(end)?, path.starts_with(PAGE_FILES)))
+/// Of a readable private mapping of a file: whether that is a page file.
+fn private_file(area: &Area) -> Option<bool> {
+    let is_private_file = area.may(libc::PROT_READ) && !area.is_shared && area.name.starts_with(b"/");
+    is_private_file.then(|| area.name.starts_with(PAGE_FILES))
 }
 
 #[cfg(test)]
@@ -90,10 +83,12 @@ mod tests {
 
     #[test]
     fn mappings_of_files_are_told_from_others() {
-        let pages = "7f00000-7f02000 rw-p 00000000 fe:00 12   /run/rekindle/pages/anon-1000";
-        assert_eq!(private_file(pages), Some((0x7f0_0000, 0x7f0_2000, true)));
-        let library = "7f00000-7f02000 r-xp 00000000 fe:00 12   /usr/lib/libc.so.6";
-        assert_eq!(private_file(library), Some((0x7f0_0000, 0x7f0_2000, false)));
+        let told = |line: &str| maps::parse(line.as_bytes()).first().and_then(private_file);
+        assert_eq!(
+            told("7f00000-7f02000 rw-p 00000000 fe:00 12   /run/rekindle/pages/anon-1000"),
+            Some(true)
+        );
+        assert_eq!(told("7f00000-7f02000 r-xp 00000000 fe:00 12   /usr/lib/libc.so.6"), Some(false));
         for other in [
             "7f00000-7f02000 rw-s 00000000 fe:00 12 /run/rekindle/pages/anon-1",
             "7f00000-7f02000 rw-p 00000000 00:00 0",
@@ -101,7 +96,7 @@ mod tests {
             "7f00000-7f02000 ---p 00000000 fe:00 12 /usr/lib/libc.so.6",
             "nonsense",
         ] {
-            assert_eq!(private_file(other), None, "{other}");
+            assert_eq!(told(other), None, "{other}");
         }
     }
 

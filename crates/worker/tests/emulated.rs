@@ -20,7 +20,7 @@ use rekindle_protocol::operation::*;
 use rekindle_protocol::worker::{Contents, ask};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::Store;
-use rekindle_worker::{Gpu, Opened};
+use rekindle_worker::{Gpu, OpenedDriver};
 
 const PTX: &[u8] = b"
 .version 7.0
@@ -73,7 +73,7 @@ enum Form {
 fn worker(directory: &Path, form: Form) -> Worker {
     Worker::start_on(directory, Arc::default(), move || {
         let opened = Gpu::parse("emulated:memory=1G,devices=2").unwrap().open()?;
-        Ok(Opened { in_pieces: form == Form::Pieces, ..opened })
+        Ok(OpenedDriver { in_pieces: form == Form::Pieces, ..opened })
     })
 }
 

@@ -246,17 +246,7 @@ fn graphs_by_capture_and_by_hand() {
     let parameters: Vec<u8> = [memory, 1].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
     let add = GraphAddKernel { graph: 2, after: vec![0], function: 1, launch: Launch::default() };
     assert_eq!(lane.ask_with(add, &parameters), Ok(1));
-    let copy = Copy3D {
-        to: memory + 4,
-        to_pitch: 0,
-        to_slice: 0,
-        from: memory,
-        from_pitch: 0,
-        from_slice: 0,
-        width: 4,
-        height: 1,
-        depth: 1,
-    };
+    let copy = Copy3D::linear(memory + 4, memory, 4);
     assert_eq!(lane.ask(GraphAddCopy { graph: 2, after: vec![7], copy }), Err(CUDA_ERROR_INVALID_VALUE));
     assert_eq!(lane.ask(GraphAddCopy { graph: 2, after: vec![1], copy }), Ok(2));
     assert_eq!(lane.ask(GraphAddEmpty { graph: 2, after: vec![2] }), Ok(3));

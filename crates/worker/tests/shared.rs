@@ -15,10 +15,10 @@ use common::{Client, Daemon, LIMIT, Lane, alone};
 use rekindle_cuda::CUDA_ERROR_ILLEGAL_ADDRESS;
 use rekindle_device::{ModuleKind, Slice};
 use rekindle_protocol::operation::*;
-use rekindle_protocol::worker::{Contents, ContextLost, Portion, ask};
+use rekindle_protocol::worker::{Contents, ContextLost, Portion, ShareMemory, ask};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::Store;
-use rekindle_worker::{Ended, Gpu, Opened, serve_shared};
+use rekindle_worker::{Ended, Gpu, OpenedDriver, serve_shared};
 
 /// A client has come to rest, and what it needs to outlive its context is noted.
 const TO_REST: Duration = Duration::from_millis(500);
@@ -58,7 +58,7 @@ impl Host {
         let listener = UnixListener::bind(&socket).unwrap();
         let open = move || {
             let opened = Gpu::parse("emulated:memory=1G,devices=2").unwrap().open()?;
-            Ok(Opened { in_pieces, ..opened })
+            Ok(OpenedDriver { in_pieces, ..opened })
         };
         let thread = std::thread::spawn(move || serve_shared(listener, "us".into(), "emulated".into(), open));
         let daemon = Daemon::over(UnixStream::connect(socket).unwrap());
@@ -76,6 +76,7 @@ impl Host {
             listen,
             slice,
             portion: Portion::default(),
+            memory: ShareMemory::default(),
         })
     }
 
@@ -257,6 +258,40 @@ fn a_fault_is_told_to_who_has_work_there_and_holds_who_is_at_rest() {
     rests.daemon.ask(ask::Resume { restored: false, driver_attached: false });
     assert_eq!(rests.lane.answer::<ContextSynchronize>(), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
     for program in [one, busy, rests] {
+        program.die();
+    }
+    host.end();
+}
+
+#[test]
+fn who_is_at_rest_is_told_of_a_fault_once_nobody_is_there_to_have_it_go_on_elsewhere() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let host = Host::start(directory.path());
+    let [mut one, mut alone, mut found] = [0, 1, 2].map(|number| host.program(slice(number)));
+    std::thread::sleep(TO_REST);
+    // A daemon that is dying has closed its connections, and can be written to yet.
+    alone.daemon.die();
+    found.daemon.die();
+    std::thread::sleep(TO_REST);
+    launch(&mut one.lane, 0, 1, &[0x10, 1]);
+    assert_eq!(one.lane.ask(StreamSynchronize { device: 0, stream: 0 }), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert_eq!((alone.lost(), found.lost()), (ContextLost::AtRest, ContextLost::AtRest));
+    for program in [&mut alone, &mut found] {
+        program.lane.send(ContextSynchronize { device: 0 }, &[]);
+    }
+    // The next daemon comes while the one before has not gone.
+    let (_next, mut ended) = host.daemon_of(found.slice);
+    let mut said = [0];
+    ended.read_exact(&mut said).unwrap();
+    assert_eq!(ContextLost::of(said[0]), Some(ContextLost::Told));
+    assert_eq!(found.lane.answer::<ContextSynchronize>(), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    // Or none comes.
+    assert!(!alone.lane.is_answered());
+    let (next, sign) = std::io::pipe().unwrap();
+    drop((std::mem::replace(&mut alone.ended, next), sign));
+    assert_eq!(alone.lane.answer::<ContextSynchronize>(), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    for program in [one, alone, found] {
         program.die();
     }
     host.end();

@@ -14,12 +14,12 @@ use rekindle_protocol::operation::{CopyArray, Id, MemoryAllocateAsync, MemoryFre
 use crate::abi::{Handle, In, Out, Result};
 use crate::array::Array;
 use crate::export::exports;
-use crate::stream::{self, Place, resolve};
+use crate::stream::{self, StreamTarget, resolve};
 use crate::{arena, lane, memory};
 
 use super::Side;
 use super::linear::{self, When};
-use super::strided::{Described, Face, face};
+use super::strided::{SideDescription, SideLayout, face};
 
 /// Bytes of device memory that pageable memory goes through.
 const THROUGH: u64 = 8 << 20;
@@ -27,10 +27,10 @@ const THROUGH: u64 = 8 << 20;
 /// One end: a place in an array, or memory.
 enum End {
     Array { at: ArrayLevel<Id>, x: u64, y: u64, z: u64 },
-    Memory(Face),
+    Memory(SideLayout),
 }
 
-fn end(place: Place, described: &Described, size: [u64; 3]) -> Result<End> {
+fn end(target: StreamTarget, described: &SideDescription, size: [u64; 3]) -> Result<End> {
     if described.level != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -42,7 +42,7 @@ fn end(place: Place, described: &Described, size: [u64; 3]) -> Result<End> {
         return face(described, size).map(End::Memory);
     }
     let array = arena::get::<Array>(described.array)?;
-    if array.device != place.device {
+    if array.device != target.device {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
     let [x, y, z] = [described.x, described.y, described.z].map(|at| at as u64);
@@ -57,38 +57,53 @@ fn end(place: Place, described: &Described, size: [u64; 3]) -> Result<End> {
 }
 
 /// A copy between two sides, of which at least one is an array.
-pub(super) fn copy(place: Place, to: &Described, from: &Described, size: [u64; 3], when: When) -> Result<()> {
+pub(super) fn copy(
+    target: StreamTarget,
+    to: &SideDescription,
+    from: &SideDescription,
+    size: [u64; 3],
+    when: When,
+) -> Result<()> {
     if size.contains(&0) {
         return Ok(());
     }
-    match (end(place, to, size)?, end(place, from, size)?) {
-        (End::Array { at, x, y, z }, End::Memory(Face { side: Side::Pageable(from), pitch, slice })) => {
+    match (end(target, to, size)?, end(target, from, size)?) {
+        (
+            End::Array { at, x, y, z },
+            End::Memory(SideLayout { side: Side::Pageable(from), pitch, slice }),
+        ) => {
             let to = |y_, z_| CopyEnd::Array { at, x, y: y + y_, z: z + z_ };
-            through(place, Through { host: from, pitch, slice, size, up: true }, to)
+            through(target, StagedArrayCopy { host: from, pitch, slice, size, up: true }, to)
         }
-        (End::Memory(Face { side: Side::Pageable(to), pitch, slice }), End::Array { at, x, y, z }) => {
+        (End::Memory(SideLayout { side: Side::Pageable(to), pitch, slice }), End::Array { at, x, y, z }) => {
             let from = |y_, z_| CopyEnd::Array { at, x, y: y + y_, z: z + z_ };
-            through(place, Through { host: to, pitch, slice, size, up: false }, from)
+            through(target, StagedArrayCopy { host: to, pitch, slice, size, up: false }, from)
         }
         (to, from) => {
             let pinned = [&to, &from].into_iter().any(|end| match end {
-                End::Memory(Face { side: Side::Shared(address), .. }) => memory::is_pinned(*address, size[0]),
+                End::Memory(SideLayout { side: Side::Shared(address), .. }) => {
+                    memory::is_pinned(*address, size[0])
+                }
                 _ => false,
             });
-            post(place, at_once(to)?, at_once(from)?, size)?;
-            if when == When::Synchronous && pinned { stream::synchronize(place) } else { Ok(()) }
+            post(target, at_once(to)?, at_once(from)?, size)?;
+            if when == When::Synchronous && pinned { stream::synchronize(target) } else { Ok(()) }
         }
     }
 }
 
 /// For nodes of graphs: a copy between arrays, or memory that the worker reaches.
-pub(super) fn for_graph(to: &Described, from: &Described, size: [u64; 3]) -> Result<ArrayCopy<Id>> {
+pub(super) fn for_graph(
+    to: &SideDescription,
+    from: &SideDescription,
+    size: [u64; 3],
+) -> Result<ArrayCopy<Id>> {
     if size.contains(&0) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let place = resolve(Handle::NULL)?;
-    let (to, from) = (end(place, to, size)?, end(place, from, size)?);
-    let is_pageable = |end: &End| matches!(end, End::Memory(Face { side: Side::Pageable(_), .. }));
+    let target = resolve(Handle::NULL)?;
+    let (to, from) = (end(target, to, size)?, end(target, from, size)?);
+    let is_pageable = |end: &End| matches!(end, End::Memory(SideLayout { side: Side::Pageable(_), .. }));
     if is_pageable(&to) || is_pageable(&from) {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
@@ -100,20 +115,25 @@ pub(super) fn for_graph(to: &Described, from: &Described, size: [u64; 3]) -> Res
 fn at_once(end: End) -> Result<CopyEnd<Id>> {
     match end {
         End::Array { at, x, y, z } => Ok(CopyEnd::Array { at, x, y, z }),
-        End::Memory(Face { side: Side::Shared(address), pitch, slice }) if address != 0 => {
+        End::Memory(SideLayout { side: Side::Shared(address), pitch, slice }) if address != 0 => {
             Ok(CopyEnd::Linear { address, pitch, slice })
         }
         End::Memory(_) => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
 
-fn post(place: Place, to: CopyEnd<Id>, from: CopyEnd<Id>, [width, height, depth]: [u64; 3]) -> Result<()> {
-    let Place { device, id: stream } = place;
+fn post(
+    target: StreamTarget,
+    to: CopyEnd<Id>,
+    from: CopyEnd<Id>,
+    [width, height, depth]: [u64; 3],
+) -> Result<()> {
+    let StreamTarget { device, id: stream } = target;
     lane::post(&CopyArray { device, stream, copy: ArrayCopy { to, from, width, height, depth } }, &[])
 }
 
 /// Pageable memory on its way to an array, or from one.
-struct Through {
+struct StagedArrayCopy {
     host: u64,
     pitch: u64,
     slice: u64,
@@ -121,14 +141,18 @@ struct Through {
     up: bool,
 }
 
-fn through(place: Place, wanted: Through, array: impl Fn(u64, u64) -> CopyEnd<Id>) -> Result<()> {
+fn through(
+    target: StreamTarget,
+    wanted: StagedArrayCopy,
+    array: impl Fn(u64, u64) -> CopyEnd<Id>,
+) -> Result<()> {
     if wanted.host == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if stream::capture(place)?.status != 0 {
+    if stream::capture(target)?.status != 0 {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
-    let Place { device, id: stream } = place;
+    let StreamTarget { device, id: stream } = target;
     let [width, height, depth] = wanted.size;
     let rows = (THROUGH / width).clamp(1, height);
     let address = lane::ask(&MemoryAllocateAsync { device, bytes: width * rows, stream })?;
@@ -140,12 +164,12 @@ fn through(place: Place, wanted: Through, array: impl Fn(u64, u64) -> CopyEnd<Id
         let size = [width, count, 1];
         if wanted.up {
             let offsets = (0..count).map(|row| (row * width, row * wanted.pitch));
-            linear::rows(place, Side::Shared(address), host, width, offsets)?;
-            post(place, array(y, z), memory, size)
+            linear::rows(target, Side::Shared(address), host, width, offsets)?;
+            post(target, array(y, z), memory, size)
         } else {
-            post(place, memory, array(y, z), size)?;
+            post(target, memory, array(y, z), size)?;
             let offsets = (0..count).map(|row| (row * wanted.pitch, row * width));
-            linear::rows(place, host, Side::Shared(address), width, offsets)
+            linear::rows(target, host, Side::Shared(address), width, offsets)
         }
     };
     let mut pieces = pieces;
@@ -155,19 +179,19 @@ fn through(place: Place, wanted: Through, array: impl Fn(u64, u64) -> CopyEnd<Id
 }
 
 /// A run of bytes in an array of one dimension.
-fn run(handle: Handle, offset: usize) -> Result<Described> {
+fn run(handle: Handle, offset: usize) -> Result<SideDescription> {
     let array = arena::get::<Array>(handle)?;
     if array.description.height != 0 || array.description.depth != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    Ok(Described { array: handle, x: offset, ..side(memory_type::ARRAY, 0, 0) })
+    Ok(SideDescription { array: handle, x: offset, ..side(memory_type::ARRAY, 0, 0) })
 }
 
-fn side(kind: u32, host: u64, device: u64) -> Described {
-    Described { kind, host, device, array: Handle::NULL, x: 0, y: 0, z: 0, level: 0, pitch: 0, height: 0 }
+fn side(kind: u32, host: u64, device: u64) -> SideDescription {
+    SideDescription { kind, host, device, ..SideDescription::default() }
 }
 
-fn bytes(stream: Handle, to: Described, from: Described, count: usize, when: When) -> Result<()> {
+fn bytes(stream: Handle, to: SideDescription, from: SideDescription, count: usize, when: When) -> Result<()> {
     copy(resolve(stream)?, &to, &from, [count as u64, 1, 1], when)
 }
 

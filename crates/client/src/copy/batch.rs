@@ -7,10 +7,10 @@ use crate::abi::{Handle, In, Out, Result};
 use crate::arena;
 use crate::array::Array;
 use crate::export::exports;
-use crate::stream::{Place, resolve};
+use crate::stream::{StreamTarget, resolve};
 
 use super::linear::When;
-use super::strided::{Described, copy};
+use super::strided::{SideDescription, copy};
 
 /// `CU_MEMCPY_OPERAND_TYPE_*`.
 const POINTER: u32 = 1;
@@ -30,23 +30,12 @@ fn element(operand: &Memcpy3DOperand) -> Result<Option<usize>> {
     }
 }
 
-fn described(operand: &Memcpy3DOperand, element: usize) -> Result<Described> {
+fn described(operand: &Memcpy3DOperand, element: usize) -> Result<SideDescription> {
     let bytes = |elements: usize| elements.checked_mul(element).ok_or(CUDA_ERROR_INVALID_VALUE);
-    let none = Described {
-        kind: memory_type::UNIFIED,
-        host: 0,
-        device: 0,
-        array: Handle::NULL,
-        x: 0,
-        y: 0,
-        z: 0,
-        level: 0,
-        pitch: 0,
-        height: 0,
-    };
+    let none = SideDescription { kind: memory_type::UNIFIED, ..SideDescription::default() };
     let [first, second, third] = operand.sizes;
     Ok(match operand.kind {
-        ARRAY => Described {
+        ARRAY => SideDescription {
             kind: memory_type::ARRAY,
             array: Handle(operand.address as usize),
             x: bytes(first)?,
@@ -54,11 +43,11 @@ fn described(operand: &Memcpy3DOperand, element: usize) -> Result<Described> {
             z: third,
             ..none
         },
-        _ => Described { device: operand.address, pitch: bytes(first)?, height: second, ..none },
+        _ => SideDescription { device: operand.address, pitch: bytes(first)?, height: second, ..none },
     })
 }
 
-fn one(place: Place, op: &Memcpy3DBatchOp) -> Result<()> {
+fn one(target: StreamTarget, op: &Memcpy3DBatchOp) -> Result<()> {
     let [width, height, depth] = op.extent;
     let fits = |operand: &Memcpy3DOperand| {
         let [row, rows, _] = operand.sizes;
@@ -77,7 +66,7 @@ fn one(place: Place, op: &Memcpy3DBatchOp) -> Result<()> {
     let whole =
         (described(&op.to, size)?, described(&op.from, size)?, [bytes, height, depth].map(|n| n as u64));
     let when = if op.order == DURING_CALL { When::Synchronous } else { When::Enqueued };
-    copy(place, whole, when)
+    copy(target, whole, when)
 }
 
 fn batch(
@@ -90,9 +79,9 @@ fn batch(
     if count == 0 || stream.0 <= 1 || flags != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let place = resolve(stream)?;
+    let target = resolve(stream)?;
     for (index, op) in ops.slice(count)?.iter().enumerate() {
-        one(place, op).inspect_err(|_| {
+        one(target, op).inspect_err(|_| {
             if let Some(failed) = failed {
                 failed.offer(index);
             }

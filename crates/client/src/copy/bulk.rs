@@ -59,9 +59,9 @@ pub unsafe fn drain(staged: &[u8], to: *mut u8, large: bool) {
 /// # Safety
 /// As of [`Write`].
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, write: Write) {
-    match crew().filter(|_| bytes > 2 * CHUNK) {
+    match helpers().filter(|_| bytes > 2 * CHUNK) {
         // SAFETY: the caller's promise.
-        Some(crew) => unsafe { crew.copy(to, from, bytes, write) },
+        Some(helpers) => unsafe { helpers.copy(to, from, bytes, write) },
         // SAFETY: as above.
         None => unsafe { write(to, from, bytes) },
     }
@@ -99,7 +99,7 @@ unsafe fn past_the_cache(to: *mut u8, from: *const u8, bytes: usize) {
 }
 
 /// The helpers' copy, and who they are.
-struct Crew {
+struct HelperThreads {
     /// Somebody's copy has the helpers.
     taken: AtomicBool,
     to: AtomicPtr<u8>,
@@ -115,11 +115,11 @@ struct Crew {
     helpers: OnceLock<Vec<Thread>>,
 }
 
-static CREW: Crew = Crew::new();
+static CREW: HelperThreads = HelperThreads::new();
 
-impl Crew {
-    const fn new() -> Crew {
-        Crew {
+impl HelperThreads {
+    const fn new() -> HelperThreads {
+        HelperThreads {
             taken: AtomicBool::new(false),
             to: AtomicPtr::new(ptr::null_mut()),
             from: AtomicPtr::new(ptr::null_mut()),
@@ -206,7 +206,7 @@ impl Crew {
 }
 
 /// The helpers, where there are processors for them.
-fn crew() -> Option<&'static Crew> {
+fn helpers() -> Option<&'static HelperThreads> {
     static HELPERS: OnceLock<usize> = OnceLock::new();
     let helpers = *HELPERS.get_or_init(|| {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn copies_of_many_callers_are_whole_with_helpers_and_without() {
-        static CREW: Crew = Crew::new();
+        static CREW: HelperThreads = HelperThreads::new();
         assert_eq!(CREW.start(2).len(), 2);
         let caller = |seed: u8| {
             for turn in 0..200 {

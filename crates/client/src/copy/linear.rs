@@ -8,7 +8,7 @@ use rekindle_protocol::operation::{Copy, Download, Upload};
 
 use crate::abi::Result;
 use crate::lane::{self, Transfer};
-use crate::stream::{self, Place};
+use crate::stream::{self, StreamTarget};
 use crate::{memory, session};
 
 use super::{Side, bulk, staged};
@@ -27,39 +27,26 @@ pub enum When {
 }
 
 /// Copies `bytes` bytes.
-pub fn copy(place: Place, to: Side, from: Side, bytes: u64, when: When) -> Result<()> {
+pub fn copy(target: StreamTarget, to: Side, from: Side, bytes: u64, when: When) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }
-    if when == When::Enqueued && staged::captured(place, to, from, row(to, from, bytes))? {
+    let whole = Copy3D::linear(to.address(), from.address(), bytes);
+    if when == When::Enqueued && staged::captured(target, to, from, whole)? {
         return Ok(());
     }
-    rows(place, to, from, bytes, std::iter::once((0, 0)))?;
+    rows(target, to, from, bytes, std::iter::once((0, 0)))?;
     if let (When::Synchronous, Side::Shared(to), Side::Shared(from)) = (when, to, from)
         && (memory::is_pinned(to, bytes) || memory::is_pinned(from, bytes))
     {
-        return stream::synchronize(place);
+        return stream::synchronize(target);
     }
     Ok(())
 }
 
-fn row(to: Side, from: Side, bytes: u64) -> Copy3D {
-    Copy3D {
-        to: to.address(),
-        to_pitch: bytes,
-        to_slice: bytes,
-        from: from.address(),
-        from_pitch: bytes,
-        from_slice: bytes,
-        width: bytes,
-        height: 1,
-        depth: 1,
-    }
-}
-
 /// Copies rows of `width` bytes at the offsets given.
 pub fn rows(
-    place: Place,
+    target: StreamTarget,
     to: Side,
     from: Side,
     width: u64,
@@ -71,21 +58,21 @@ pub fn rows(
     }
     match (to, from) {
         (Side::Shared(to), Side::Shared(from)) => {
-            let Place { device, id: stream } = place;
+            let StreamTarget { device, id: stream } = target;
             offsets.try_for_each(|(t, f)| {
                 lane::post(&Copy { device, stream, to: to + t, from: from + f, bytes: width }, &[])
             })
         }
         (Side::Shared(to), Side::Pageable(from)) => {
-            not_captured(place)?;
-            offsets.try_for_each(|(t, f)| upload(place, to + t, from + f, width))
+            not_captured(target)?;
+            offsets.try_for_each(|(t, f)| upload(target, to + t, from + f, width))
         }
         (Side::Pageable(to), Side::Shared(from)) => {
-            not_captured(place)?;
-            download(place, to, from, width, offsets)
+            not_captured(target)?;
+            download(target, to, from, width, offsets)
         }
         (Side::Pageable(to), Side::Pageable(from)) => {
-            stream::synchronize(place)?;
+            stream::synchronize(target)?;
             offsets.for_each(|(t, f)| {
                 // SAFETY: the program says that both ranges are its own memory; they may overlap.
                 unsafe { std::ptr::copy((from + f) as *const u8, (to + t) as *mut u8, width as usize) }
@@ -96,15 +83,15 @@ pub fn rows(
 }
 
 /// Staged bytes are gone when a captured copy runs.
-fn not_captured(place: Place) -> Result<()> {
-    match stream::capture(place)?.status {
+fn not_captured(target: StreamTarget) -> Result<()> {
+    match stream::capture(target)?.status {
         0 => Ok(()),
         _ => Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
     }
 }
 
-fn upload(place: Place, to: u64, from: u64, bytes: u64) -> Result<()> {
-    let Place { device, id: stream } = place;
+fn upload(target: StreamTarget, to: u64, from: u64, bytes: u64) -> Result<()> {
+    let StreamTarget { device, id: stream } = target;
     let mut done = 0;
     while done < bytes {
         let piece = lane::stage((bytes - done).min(PIECE), |staged| {
@@ -119,13 +106,13 @@ fn upload(place: Place, to: u64, from: u64, bytes: u64) -> Result<()> {
 }
 
 fn download(
-    place: Place,
+    target: StreamTarget,
     to: u64,
     from: u64,
     width: u64,
     offsets: impl Iterator<Item = (u64, u64)>,
 ) -> Result<()> {
-    let Place { device, id: stream } = place;
+    let StreamTarget { device, id: stream } = target;
     let mut under_way: VecDeque<(Transfer, u64)> = VecDeque::new();
     let mut last = None;
     let collect = |(piece, to): (Transfer, u64)| {
@@ -152,5 +139,5 @@ fn download(
     }
     under_way.into_iter().try_for_each(collect)?;
     session::get()?.take_error(device)?;
-    last.map_or(Ok(()), |last| lane::note_idle(place, last))
+    last.map_or(Ok(()), |last| lane::note_idle(target, last))
 }

@@ -39,7 +39,7 @@ pub fn check(set: MemorySet) -> Result<Option<MemorySet>> {
 }
 
 fn fill(stream: Handle, area: Area, value: u32, element: u8, when: When) -> Result<()> {
-    let place = resolve(stream)?;
+    let target = resolve(stream)?;
     let set = MemorySet {
         address: area.address,
         pitch: area.pitch as u64,
@@ -49,9 +49,9 @@ fn fill(stream: Handle, area: Area, value: u32, element: u8, when: When) -> Resu
         height: area.height as u64,
     };
     let Some(set) = check(set)? else { return Ok(()) };
-    lane::post(&SetMemory { device: place.device, stream: place.id, set }, &[])?;
+    lane::post(&SetMemory { device: target.device, stream: target.id, set }, &[])?;
     if when == When::Synchronous && memory::is_pinned(set.address, set.width) {
-        return stream::synchronize(place);
+        return stream::synchronize(target);
     }
     Ok(())
 }

@@ -15,10 +15,10 @@ use rekindle_protocol::operation::NodeAction;
 
 use crate::abi::Result;
 use crate::capture;
-use crate::graph::Kept;
+use crate::graph::NodeResource;
 use crate::host_call::{self, Function};
 use crate::memory::{self, Purpose};
-use crate::stream::{self, Place};
+use crate::stream::{self, StreamTarget};
 
 use super::Side;
 
@@ -34,7 +34,7 @@ impl Drop for Staging {
 }
 
 /// What a node does for such a copy, and what it uses.
-pub fn node(to: Side, from: Side, copy: Copy3D) -> Result<(NodeAction, Kept)> {
+pub fn node(to: Side, from: Side, copy: Copy3D) -> Result<(NodeAction, NodeResource)> {
     if to.address() == 0 || from.address() == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -56,15 +56,15 @@ pub fn node(to: Side, from: Side, copy: Copy3D) -> Result<(NodeAction, Kept)> {
 }
 
 /// Puts such a copy into a capture; false where the stream is not captured, or it is another copy.
-pub fn captured(place: Place, to: Side, from: Side, copy: Copy3D) -> Result<bool> {
+pub fn captured(target: StreamTarget, to: Side, from: Side, copy: Copy3D) -> Result<bool> {
     if !matches!((to, from), (Side::Shared(_), Side::Pageable(_)) | (Side::Pageable(_), Side::Shared(_))) {
         return Ok(false);
     }
-    let capture = stream::capture(place)?;
+    let capture = stream::capture(target)?;
     if capture.status == 0 {
         return Ok(false);
     }
     let (action, kept) = node(to, from, copy)?;
-    capture::add(place, capture.id, action, Some(kept))?;
+    capture::add(target, capture.id, action, Some(kept))?;
     Ok(true)
 }

@@ -7,30 +7,31 @@ use rekindle_protocol::operation::{CopyStrided, NodeAction};
 
 use crate::abi::{Handle, In, Result};
 use crate::export::exports;
-use crate::graph::Kept;
-use crate::stream::{self, Place, resolve};
+use crate::graph::NodeResource;
+use crate::stream::{self, StreamTarget, resolve};
 use crate::{lane, memory};
 
 use super::linear::{self, When};
 use super::{Side, array, staged};
 
 /// One side of a box: its first byte, and the bytes from row to row and from slice to slice.
-pub(super) struct Face {
+pub(super) struct SideLayout {
     pub side: Side,
     pub pitch: u64,
     pub slice: u64,
 }
 
 struct Box3 {
-    to: Face,
-    from: Face,
+    to: SideLayout,
+    from: SideLayout,
     width: u64,
     height: u64,
     depth: u64,
 }
 
 /// One side as the C structures describe it.
-pub(super) struct Described {
+#[derive(Default)]
+pub(super) struct SideDescription {
     pub kind: u32,
     pub host: u64,
     pub device: u64,
@@ -44,10 +45,10 @@ pub(super) struct Described {
 }
 
 /// Both sides, where the copy goes first, and its width in bytes, height and depth.
-pub(super) type Whole = (Described, Described, [u64; 3]);
+pub(super) type StridedCopy = (SideDescription, SideDescription, [u64; 3]);
 
-pub(super) fn face(described: &Described, [width, rows, slices]: [u64; 3]) -> Result<Face> {
-    let Described { kind, host, device, x, y, z, pitch, height, .. } = *described;
+pub(super) fn face(described: &SideDescription, [width, rows, slices]: [u64; 3]) -> Result<SideLayout> {
+    let SideDescription { kind, host, device, x, y, z, pitch, height, .. } = *described;
     let pitch = if pitch == 0 { width } else { pitch as u64 };
     if pitch < width && rows > 1 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -62,39 +63,35 @@ pub(super) fn face(described: &Described, [width, rows, slices]: [u64; 3]) -> Re
         memory_type::ARRAY => return Err(CUDA_ERROR_NOT_SUPPORTED),
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     };
-    Ok(Face { side, pitch, slice })
+    Ok(SideLayout { side, pitch, slice })
 }
 
-fn of_2d(c: &Memcpy2D) -> Whole {
-    let to = Described {
+fn of_2d(c: &Memcpy2D) -> StridedCopy {
+    let to = SideDescription {
         kind: c.dst_type,
         host: c.dst_host as u64,
         device: c.dst_device,
         array: c.dst_array.into(),
         x: c.dst_x,
         y: c.dst_y,
-        z: 0,
-        level: 0,
         pitch: c.dst_pitch,
-        height: 0,
+        ..SideDescription::default()
     };
-    let from = Described {
+    let from = SideDescription {
         kind: c.src_type,
         host: c.src_host as u64,
         device: c.src_device,
         array: c.src_array.into(),
         x: c.src_x,
         y: c.src_y,
-        z: 0,
-        level: 0,
         pitch: c.src_pitch,
-        height: 0,
+        ..SideDescription::default()
     };
     (to, from, [c.width as u64, c.height as u64, 1])
 }
 
-fn of_3d(c: &Memcpy3D) -> Whole {
-    let to = Described {
+fn of_3d(c: &Memcpy3D) -> StridedCopy {
+    let to = SideDescription {
         kind: c.dst_type,
         host: c.dst_host as u64,
         device: c.dst_device,
@@ -106,7 +103,7 @@ fn of_3d(c: &Memcpy3D) -> Whole {
         pitch: c.dst_pitch,
         height: c.dst_height,
     };
-    let from = Described {
+    let from = SideDescription {
         kind: c.src_type,
         host: c.src_host as u64,
         device: c.src_device,
@@ -122,7 +119,7 @@ fn of_3d(c: &Memcpy3D) -> Whole {
 }
 
 /// A box of memory on both sides; none where it is empty.
-fn box_of((to, from, size): &Whole) -> Result<Option<Box3>> {
+fn box_of((to, from, size): &StridedCopy) -> Result<Option<Box3>> {
     if size.contains(&0) {
         return Ok(None);
     }
@@ -131,12 +128,12 @@ fn box_of((to, from, size): &Whole) -> Result<Option<Box3>> {
     Ok(Some(Box3 { to, from, width, height, depth }))
 }
 
-fn is_of_arrays((to, from, _): &Whole) -> bool {
+fn is_of_arrays((to, from, _): &StridedCopy) -> bool {
     [to, from].iter().any(|side| side.kind == memory_type::ARRAY)
 }
 
 /// What a node of a graph does for a copy, and what it uses.
-pub fn for_graph(c: &Memcpy3D) -> Result<(NodeAction, Option<Kept>)> {
+pub fn for_graph(c: &Memcpy3D) -> Result<(NodeAction, Option<NodeResource>)> {
     let whole = of_3d(c);
     if is_of_arrays(&whole) {
         let (to, from, size) = whole;
@@ -170,35 +167,35 @@ fn shared(b: &Box3) -> Option<Copy3D> {
     matches!((b.to.side, b.from.side), (Side::Shared(_), Side::Shared(_))).then(|| b.copy())
 }
 
-pub(super) fn copy(place: Place, whole: Whole, when: When) -> Result<()> {
+pub(super) fn copy(target: StreamTarget, whole: StridedCopy, when: When) -> Result<()> {
     if is_of_arrays(&whole) {
         let (to, from, size) = whole;
-        return array::copy(place, &to, &from, size, when);
+        return array::copy(target, &to, &from, size, when);
     }
     let Some(b) = box_of(&whole)? else { return Ok(()) };
-    let packed = |face: &Face| {
+    let packed = |face: &SideLayout| {
         (face.pitch == b.width || b.height == 1 && b.depth == 1)
             && (face.slice == b.width * b.height || b.depth == 1)
     };
     if packed(&b.to) && packed(&b.from) {
-        return linear::copy(place, b.to.side, b.from.side, b.width * b.height * b.depth, when);
+        return linear::copy(target, b.to.side, b.from.side, b.width * b.height * b.depth, when);
     }
     if let Some(copy) = shared(&b) {
-        lane::post(&CopyStrided { device: place.device, stream: place.id, copy }, &[])?;
+        lane::post(&CopyStrided { device: target.device, stream: target.id, copy }, &[])?;
         let pinned = |address| memory::is_pinned(address, b.width);
         return match when {
-            When::Synchronous if pinned(copy.to) || pinned(copy.from) => stream::synchronize(place),
+            When::Synchronous if pinned(copy.to) || pinned(copy.from) => stream::synchronize(target),
             _ => Ok(()),
         };
     }
-    if when == When::Enqueued && staged::captured(place, b.to.side, b.from.side, b.copy())? {
+    if when == When::Enqueued && staged::captured(target, b.to.side, b.from.side, b.copy())? {
         return Ok(());
     }
     let (to, from) = (&b.to, &b.from);
     let offsets = (0..b.depth).flat_map(|z| {
         (0..b.height).map(move |y| (z * to.slice + y * to.pitch, z * from.slice + y * from.pitch))
     });
-    linear::rows(place, to.side, from.side, b.width, offsets)
+    linear::rows(target, to.side, from.side, b.width, offsets)
 }
 
 exports! {

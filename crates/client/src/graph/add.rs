@@ -11,16 +11,16 @@ use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::{arena, capture, lane};
 
-use super::parameters::{CHILD, Child, Parameters, Told, first_version, read, told};
+use super::parameters::{CHILD, Child, NodeRequest, Parameters, first_version, read, told};
 use super::{Graph, Origin, condition, memory, new_id, numbers};
 
 /// Where a node goes: place for its handle, graph, the nodes that it comes after.
-pub(super) struct Where(pub Out<Handle>, pub Handle, pub In<Handle>, pub usize);
+pub(super) struct NodeSite(pub Out<Handle>, pub Handle, pub In<Handle>, pub usize);
 
-impl Where {
+impl NodeSite {
     /// The graph, with a list of its nodes that is whole, and the numbers of those. A capture into it may be under way.
     pub(super) fn find(&self) -> Result<(&'static Graph, Vec<u32>)> {
-        let Where(out, handle, after, count) = self;
+        let NodeSite(out, handle, after, count) = self;
         out.check()?;
         let graph = arena::get::<Graph>(*handle)?;
         if graph.is_captured_now() {
@@ -33,11 +33,11 @@ impl Where {
 }
 
 /// Adds a node, and gives its number.
-pub(super) fn add_told(place: &Where, graph: &Graph, after: Vec<u32>, told: Told) -> Result<u32> {
-    let Told { action, kept } = told;
+pub(super) fn add_told(site: &NodeSite, graph: &Graph, after: Vec<u32>, told: NodeRequest) -> Result<u32> {
+    let NodeRequest { action, kept } = told;
     let kind = action.kind();
     let number = match graph.is_captured_now() {
-        true => capture::add_to_graph(place.1, &after, action, kept)?,
+        true => capture::add_to_graph(site.1, &after, action, kept)?,
         false => {
             let number = lane::ask(&GraphAdd { graph: graph.id, after: after.clone(), action })?;
             let replaced = graph.state().held.keep(number, kept);
@@ -45,28 +45,28 @@ pub(super) fn add_told(place: &Where, graph: &Graph, after: Vec<u32>, told: Told
             number
         }
     };
-    place.0.put(graph.added(place.1, number, kind, after)?)?;
+    site.0.put(graph.added(site.1, number, kind, after)?)?;
     Ok(number)
 }
 
-fn add(place: Where, parameters: Parameters) -> Result<()> {
+fn add(site: NodeSite, parameters: Parameters) -> Result<()> {
     match parameters {
-        Parameters::Child(Child::Copied(child)) => add_child(&place, child),
-        Parameters::Child(Child::Moved(child)) => move_child(&place, child),
-        Parameters::Allocate(parameters) => memory::add_allocation(&place, parameters),
-        Parameters::Free(address) => memory::add_free(&place, address),
-        Parameters::Conditional(parameters) => condition::add(&place, parameters),
+        Parameters::Child(Child::Copied(child)) => add_child(&site, child),
+        Parameters::Child(Child::Moved(child)) => move_child(&site, child),
+        Parameters::Allocate(parameters) => memory::add_allocation(&site, parameters),
+        Parameters::Free(address) => memory::add_free(&site, address),
+        Parameters::Conditional(parameters) => condition::add(&site, parameters),
         other => {
-            let (graph, after) = place.find()?;
-            add_told(&place, graph, after, told(other, graph.device)?).map(drop)
+            let (graph, after) = site.find()?;
+            add_told(&site, graph, after, told(other, graph.device)?).map(drop)
         }
     }
 }
 
 /// A graph that can be in a node of another one.
-fn child_of(place: &Where, child: Handle) -> Result<&'static Graph> {
+fn child_of(site: &NodeSite, child: Handle) -> Result<&'static Graph> {
     let found = arena::get::<Graph>(child)?;
-    if child == place.1 {
+    if child == site.1 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     // One that is being captured has no end yet.
@@ -75,56 +75,56 @@ fn child_of(place: &Where, child: Handle) -> Result<&'static Graph> {
 }
 
 /// The node has the child's nodes as they are now, and holds what the child holds.
-fn add_child(place: &Where, child: Handle) -> Result<()> {
-    let found = child_of(place, child)?;
-    let (graph, after) = place.find()?;
+fn add_child(site: &NodeSite, child: Handle) -> Result<()> {
+    let found = child_of(site, child)?;
+    let (graph, after) = site.find()?;
     if graph.is_captured_now() {
-        return add_child_to_capture(place, graph, after, found);
+        return add_child_to_capture(site, graph, after, found);
     }
-    add_node_of(place, graph, after, found)?;
+    add_node_of(site, graph, after, found)?;
     let held = found.all_held();
     graph.state().held.extend(held);
     Ok(())
 }
 
 /// Gives the node's number.
-fn add_node_of(place: &Where, graph: &Graph, after: Vec<u32>, child: &Graph) -> Result<u32> {
+fn add_node_of(site: &NodeSite, graph: &Graph, after: Vec<u32>, child: &Graph) -> Result<u32> {
     let number = lane::ask(&GraphAddChild { graph: graph.id, after: after.clone(), child: child.id })?;
-    place.0.put(graph.added(place.1, number, CHILD, after)?)?;
+    site.0.put(graph.added(site.1, number, CHILD, after)?)?;
     Ok(number)
 }
 
 /// The child becomes the graph in the node: what is changed of it from now on is changed there.
-fn move_child(place: &Where, child: Handle) -> Result<()> {
-    let found = child_of(place, child)?;
-    let (graph, after) = place.find()?;
+fn move_child(site: &NodeSite, child: Handle) -> Result<()> {
+    let found = child_of(site, child)?;
+    let (graph, after) = site.find()?;
     if found.state().owner.is_some() || found.device != graph.device {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let number = match graph.is_captured_now() {
         // It comes into the node when the capture ends.
-        true => add_told(place, graph, after, NodeAction::Child.into())?,
+        true => add_told(site, graph, after, NodeAction::Child.into())?,
         false => {
-            let number = add_node_of(place, graph, after, found)?;
+            let number = add_node_of(site, graph, after, found)?;
             lane::ask(&GraphPut { graph: graph.id, node: number, body: 0, inside: found.id })?;
             number
         }
     };
-    found.state().owner = Some((place.1, number, 0));
+    found.state().owner = Some((site.1, number, 0));
     graph.state().inside.insert((number, 0), child);
     Ok(())
 }
 
 /// A copy of the child comes into the node when the capture ends.
-fn add_child_to_capture(place: &Where, graph: &Graph, after: Vec<u32>, child: &Graph) -> Result<()> {
+fn add_child_to_capture(site: &NodeSite, graph: &Graph, after: Vec<u32>, child: &Graph) -> Result<()> {
     if child.device != graph.device {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let copy = new_id();
     lane::ask(&GraphClone { graph: child.id, clone: copy })?;
-    let number = add_told(place, graph, after, NodeAction::Child.into())?;
-    graph.put_later(place.1, (number, 0), copy, Origin::Worker(0))?;
-    capture::hold_in(place.1, child.all_held())
+    let number = add_told(site, graph, after, NodeAction::Child.into())?;
+    graph.put_later(site.1, (number, 0), copy, Origin::Worker(0))?;
+    capture::hold_in(site.1, child.all_held())
 }
 
 /// Full and programmatic dependencies. The latter let a kernel begin before the one that it comes after has ended, if
@@ -145,46 +145,46 @@ pub fn check_edges(edges: In<GraphEdgeData>, count: usize) -> Result<()> {
 
 exports! {
     call fn cuGraphAddKernelNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<KernelNodeParamsV1>) {
-        add(Where(out, graph, after, count), Parameters::Kernel(parameters.get()?))
+        add(NodeSite(out, graph, after, count), Parameters::Kernel(parameters.get()?))
     }
     call fn cuGraphAddKernelNode_v2(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<KernelNodeParams>) {
-        add(Where(out, graph, after, count), Parameters::Kernel(first_version(parameters.get()?)))
+        add(NodeSite(out, graph, after, count), Parameters::Kernel(first_version(parameters.get()?)))
     }
     call fn cuGraphAddMemcpyNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, copy: In<Memcpy3D>, _context: Handle) {
-        add(Where(out, graph, after, count), Parameters::Copy(copy.get()?))
+        add(NodeSite(out, graph, after, count), Parameters::Copy(copy.get()?))
     }
     call fn cuGraphAddMemsetNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<MemsetNodeParams>, _context: Handle) {
-        add(Where(out, graph, after, count), Parameters::Set(parameters.get()?))
+        add(NodeSite(out, graph, after, count), Parameters::Set(parameters.get()?))
     }
     call fn cuGraphAddHostNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<HostNodeParams>) {
-        add(Where(out, graph, after, count), Parameters::Host(parameters.get()?))
+        add(NodeSite(out, graph, after, count), Parameters::Host(parameters.get()?))
     }
     call fn cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize) {
-        add(Where(out, graph, after, count), Parameters::Empty)
+        add(NodeSite(out, graph, after, count), Parameters::Empty)
     }
     call fn cuGraphAddChildGraphNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, child: Handle) {
-        add(Where(out, graph, after, count), Parameters::Child(Child::Copied(child)))
+        add(NodeSite(out, graph, after, count), Parameters::Child(Child::Copied(child)))
     }
     call fn cuGraphAddEventRecordNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, event: Handle) {
-        add(Where(out, graph, after, count), Parameters::Record(event))
+        add(NodeSite(out, graph, after, count), Parameters::Record(event))
     }
     call fn cuGraphAddEventWaitNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, event: Handle) {
-        add(Where(out, graph, after, count), Parameters::Wait(event))
+        add(NodeSite(out, graph, after, count), Parameters::Wait(event))
     }
     call fn cuGraphAddBatchMemOpNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<BatchMemOpNodeParams>) {
-        add(Where(out, graph, after, count), Parameters::Values(parameters.get()?))
+        add(NodeSite(out, graph, after, count), Parameters::Values(parameters.get()?))
     }
     call fn cuGraphAddMemAllocNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: Out<MemAllocNodeParams>) {
-        add(Where(out, graph, after, count), Parameters::Allocate(parameters))
+        add(NodeSite(out, graph, after, count), Parameters::Allocate(parameters))
     }
     call fn cuGraphAddMemFreeNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, address: u64) {
-        add(Where(out, graph, after, count), Parameters::Free(address))
+        add(NodeSite(out, graph, after, count), Parameters::Free(address))
     }
     call fn cuGraphAddNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<u32>) {
-        add(Where(out, graph, after, count), read(parameters)?)
+        add(NodeSite(out, graph, after, count), read(parameters)?)
     }
     call fn cuGraphAddNode_v2(out: Out<Handle>, graph: Handle, after: In<Handle>, edges: In<GraphEdgeData>, count: usize, parameters: In<u32>) {
         check_edges(edges, count)?;
-        add(Where(out, graph, after, count), read(parameters)?)
+        add(NodeSite(out, graph, after, count), read(parameters)?)
     }
 }

@@ -10,38 +10,38 @@ use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::{arena, lane};
 
-use super::exec::{self, Having};
-use super::parameters::{Child, KERNEL, MEMCPY, MEMSET, Parameters, Told, first_version, read, told};
+use super::exec::{self, ExecNode};
+use super::parameters::{Child, KERNEL, MEMCPY, MEMSET, NodeRequest, Parameters, first_version, read, told};
 use super::{Graph, Node};
 
 /// A node of its graph, or of the instance that is given.
-struct Place {
+struct NodeLocation {
     of: NodesOf,
     path: Vec<(u32, u32)>,
     number: u32,
     device: u8,
 }
 
-fn place(instance: Option<Handle>, node: Handle) -> Result<Place> {
+fn place(instance: Option<Handle>, node: Handle) -> Result<NodeLocation> {
     let node = arena::get::<Node>(node)?;
     let number = node.number;
     match instance {
         Some(instance) => {
-            let Having { id, device, path } = exec::having(instance, node)?;
-            Ok(Place { of: NodesOf::Exec(id), path, number, device })
+            let ExecNode { id, device, path } = exec::having(instance, node)?;
+            Ok(NodeLocation { of: NodesOf::Exec(id), path, number, device })
         }
         None => {
             let graph = arena::get::<Graph>(node.graph)?;
             graph.refresh(node.graph)?;
-            Ok(Place { of: NodesOf::Graph(graph.id), path: Vec::new(), number, device: node.device })
+            Ok(NodeLocation { of: NodesOf::Graph(graph.id), path: Vec::new(), number, device: node.device })
         }
     }
 }
 
 /// A node becomes what was told; what it used before is let go of in time.
-pub(super) fn set_told(instance: Option<Handle>, node: Handle, told: Told) -> Result<()> {
-    let Place { of, path, number, device } = place(instance, node)?;
-    let Told { action, kept } = told;
+pub(super) fn set_told(instance: Option<Handle>, node: Handle, told: NodeRequest) -> Result<()> {
+    let NodeLocation { of, path, number, device } = place(instance, node)?;
+    let NodeRequest { action, kept } = told;
     let is_inside = !path.is_empty();
     lane::ask(&GraphSet { of, path, node: number, action })?;
     let replaced = match instance {
@@ -56,7 +56,7 @@ pub(super) fn set_told(instance: Option<Handle>, node: Handle, told: Told) -> Re
 }
 
 fn set_child(instance: Option<Handle>, node: Handle, child: Handle) -> Result<()> {
-    let Place { of, path, number, .. } = place(instance, node)?;
+    let NodeLocation { of, path, number, .. } = place(instance, node)?;
     let found = arena::get::<Graph>(child)?;
     // One that is being captured has no end yet.
     found.refresh(child)?;
@@ -150,7 +150,7 @@ exports! {
     call fn cuGraphNodeSetEnabled(exec: Handle, node: Handle, enabled: u32) {
         check_can_rest(node)?;
         let found = arena::get::<Node>(node)?;
-        let Having { id, path, .. } = exec::having(exec, found)?;
+        let ExecNode { id, path, .. } = exec::having(exec, found)?;
         lane::ask(&GraphEnable { exec: id, path, node: found.number, enabled: enabled != 0 })?;
         exec::set_enabled(exec, node, enabled != 0)
     }

@@ -15,7 +15,7 @@ use crate::abi::{Handle, Out, Result};
 use crate::export::exports;
 use crate::{arena, lane};
 
-use super::add::{Where, add_told};
+use super::add::{NodeSite, add_told};
 use super::inside::body_of;
 use super::{Graph, Node, Origin, new_id, read};
 
@@ -41,9 +41,9 @@ pub(super) fn is_unused(graph: Handle) -> bool {
     arena::get::<Graph>(graph).is_ok_and(|graph| !graph.state().conditions.is_empty())
 }
 
-pub(super) fn add(place: &Where, out: Out<ConditionalNodeParams>) -> Result<()> {
+pub(super) fn add(site: &NodeSite, out: Out<ConditionalNodeParams>) -> Result<()> {
     let mut wanted = out.current()?;
-    let (graph, after) = place.find()?;
+    let (graph, after) = site.find()?;
     let fits = match wanted.kind {
         IF => (1..=2).contains(&wanted.size),
         WHILE => wanted.size == 1,
@@ -54,26 +54,26 @@ pub(super) fn add(place: &Where, out: Out<ConditionalNodeParams>) -> Result<()> 
     let default = default.filter(|_| fits).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let (handle, kind, bodies) = (wanted.handle, wanted.kind, wanted.size);
     let action = NodeAction::Conditional { handle, default, kind, bodies };
-    let number = add_told(place, graph, after, action.into())?;
+    let number = add_told(site, graph, after, action.into())?;
     let node = graph.state().entry(number)?.handle;
     graph.state().conditions.remove(&handle);
     let body = |body| match graph.is_captured_now() {
-        true => new_body(place.1, graph, (number, body)),
-        false => body_of(place.1, number, body),
+        true => new_body(site.1, graph, (number, body)),
+        false => body_of(site.1, number, body),
     };
     let graphs = (0..bodies).map(body).collect::<Result<Vec<_>>>()?;
     let node = arena::get::<Node>(node)?;
     let mut given = node.read.lock().unwrap_or_else(PoisonError::into_inner);
-    let graphs = given.insert(read::Given::graphs(graphs)).first_graph();
+    let graphs = given.insert(read::ReturnedParameters::graphs(graphs)).first_graph();
     wanted.graphs = graphs.cast::<*mut c_void>();
     out.put(wanted)
 }
 
 /// A body of a node of a capture under way, into whose graph it comes when that ends.
-fn new_body(of: Handle, graph: &Graph, place: (u32, u32)) -> Result<Handle> {
+fn new_body(of: Handle, graph: &Graph, site: (u32, u32)) -> Result<Handle> {
     let body = new_id();
     lane::ask(&GraphCreate { device: graph.device, graph: body })?;
-    graph.put_later(of, place, body, Origin::Program)
+    graph.put_later(of, site, body, Origin::Program)
 }
 
 exports! {

@@ -44,8 +44,8 @@ fn destroy_node(handle: Handle) -> Result<()> {
     lane::ask(&GraphRemove { graph: graph.id, node: node.number })?;
     let (inside, replaced) = {
         let mut state = graph.state();
-        if let Some(place) = state.nodes.get_mut(node.number as usize) {
-            *place = None;
+        if let Some(site) = state.nodes.get_mut(node.number as usize) {
+            *site = None;
         }
         for entry in state.nodes.iter_mut().flatten() {
             entry.after.retain(|before| *before != node.number);

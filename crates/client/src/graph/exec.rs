@@ -18,7 +18,7 @@ use crate::{capture, lane};
 
 use super::condition;
 use super::memory::{self, MemoryNode};
-use super::{Graph, Held, Kept, Node};
+use super::{Graph, GraphResources, Node, NodeResource};
 
 struct Exec {
     id: Id,
@@ -27,14 +27,14 @@ struct Exec {
     /// The graph that it was made of.
     of: Handle,
     /// What the graph held when this was made of it.
-    held: Mutex<Held>,
-    taken: Mutex<Taken>,
+    held: Mutex<GraphResources>,
+    taken: Mutex<ExecMemory>,
     /// Nodes that do nothing.
     resting: Mutex<HashSet<Handle>>,
 }
 
 /// What an instance has until it is destroyed.
-struct Taken {
+struct ExecMemory {
     /// Nodes that take memory, or give it back.
     memory: Vec<MemoryNode>,
     /// A graph that takes memory has no other instance while this is there.
@@ -49,11 +49,11 @@ impl Object for Exec {
 }
 
 impl Exec {
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn taken(&self) -> MutexGuard<'_, ExecMemory> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, GraphResources> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,7 +90,7 @@ fn instantiate(out: Out<Handle>, of: Handle, flags: u64) -> Result<()> {
     lane::ask(&GraphInstantiate { graph: graph.id, exec, flags })?;
     let (held, only, resting) = (Mutex::new(graph.all_held()), Arc::new(()), Mutex::default());
     graph.state().instance = Arc::downgrade(&only);
-    let taken = Mutex::new(Taken { memory, _only: Some(only) });
+    let taken = Mutex::new(ExecMemory { memory, _only: Some(only) });
     out.put(arena::insert(Exec { id: exec, device: graph.device, flags, of, held, taken, resting })?)
 }
 
@@ -109,14 +109,14 @@ fn instantiate_with_log(
 }
 
 /// A node of the graph that an instance was made of, or of a graph in that.
-pub(super) struct Having {
+pub(super) struct ExecNode {
     pub id: Id,
     pub device: u8,
     /// Node and body, from the outermost graph on.
     pub path: Vec<(u32, u32)>,
 }
 
-pub(super) fn having(exec: Handle, node: &Node) -> Result<Having> {
+pub(super) fn having(exec: Handle, node: &Node) -> Result<ExecNode> {
     let exec = arena::get::<Exec>(exec)?;
     let (mut graph, mut path) = (node.graph, Vec::new());
     while graph != exec.of {
@@ -125,30 +125,30 @@ pub(super) fn having(exec: Handle, node: &Node) -> Result<Having> {
         path.insert(0, (number, body));
         graph = owner;
     }
-    Ok(Having { id: exec.id, device: exec.device, path })
+    Ok(ExecNode { id: exec.id, device: exec.device, path })
 }
 
 /// Has the instance hold what a graph that is in it now holds, too.
-pub(super) fn hold(exec: Handle, held: Held) -> Result<()> {
+pub(super) fn hold(exec: Handle, held: GraphResources) -> Result<()> {
     arena::get::<Exec>(exec)?.held().extend(held);
     Ok(())
 }
 
 /// What a node of the instance uses from now on; none: one of a graph in it.
-pub(super) fn keep(exec: Handle, node: Option<u32>, kept: Option<Kept>) -> Result<Held> {
+pub(super) fn keep(exec: Handle, node: Option<u32>, kept: Option<NodeResource>) -> Result<GraphResources> {
     let exec = arena::get::<Exec>(exec)?;
     let mut held = exec.held();
     match node {
         Some(node) => Ok(held.keep(node, kept)),
         None => {
             held.keep_captured(kept);
-            Ok(Held::default())
+            Ok(GraphResources::default())
         }
     }
 }
 
 /// What an instance holds, for a graph that it is in.
-fn held(exec: Handle) -> Result<Held> {
+fn held(exec: Handle) -> Result<GraphResources> {
     Ok(arena::get::<Exec>(exec)?.held().clone())
 }
 
@@ -171,8 +171,8 @@ pub(super) fn is_enabled(exec: Handle, node: Handle) -> Result<bool> {
 fn launch(handle: Handle, stream: Handle) -> Result<()> {
     /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
     const AUTO_FREE: u64 = 1;
-    let (exec, place) = (arena::get::<Exec>(handle)?, resolve(stream)?);
-    let captured = stream::capture(place)?;
+    let (exec, site) = (arena::get::<Exec>(handle)?, resolve(stream)?);
+    let captured = stream::capture(site)?;
     if captured.status != 0 {
         if !exec.taken().memory.is_empty() {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
@@ -181,7 +181,7 @@ fn launch(handle: Handle, stream: Handle) -> Result<()> {
     } else {
         memory::launch(&exec.taken().memory, exec.flags & AUTO_FREE != 0)?;
     }
-    lane::post_work(&GraphLaunch { device: place.device, exec: exec.id, stream: place.id }, &[])
+    lane::post_work(&GraphLaunch { device: site.device, exec: exec.id, stream: site.id }, &[])
 }
 
 /// `CUgraphExecUpdateResult`.
@@ -232,7 +232,7 @@ exports! {
         let exec = arena::remove::<Exec>(exec)?;
         let held = std::mem::take(&mut *exec.held());
         held.let_go(exec.device);
-        let taken = std::mem::replace(&mut *exec.taken(), Taken { memory: Vec::new(), _only: None });
+        let taken = std::mem::replace(&mut *exec.taken(), ExecMemory { memory: Vec::new(), _only: None });
         drop(taken);
         lane::ask(&GraphExecDestroy { exec: exec.id })
     }

@@ -54,7 +54,7 @@ impl Graph {
     /// The capture into it has ended, and it had so many nodes before: graphs in later ones come there.
     pub(super) fn put_inside(&self, before: usize) -> Result<()> {
         let mut inside = self.graphs_in(before);
-        inside.sort_unstable_by_key(|(place, _)| *place);
+        inside.sort_unstable_by_key(|(site, _)| *site);
         inside.into_iter().try_for_each(|((node, body), handle)| {
             let inside = arena::get::<Graph>(handle)?.id;
             lane::ask(&GraphPut { graph: self.id, node, body, inside })
@@ -63,8 +63,8 @@ impl Graph {
 
     /// The capture into it came to nothing: graphs that were to be in nodes of it end.
     pub(super) fn drop_inside(&self, before: usize) -> Result<()> {
-        for (place, handle) in self.graphs_in(before) {
-            self.state().inside.remove(&place);
+        for (site, handle) in self.graphs_in(before) {
+            self.state().inside.remove(&site);
             let graph = arena::remove::<Graph>(handle)?;
             drop(graph.end_handles()?);
             lane::ask(&GraphDestroy { graph: graph.id })?;
@@ -76,7 +76,7 @@ impl Graph {
     fn graphs_in(&self, from: usize) -> Vec<((u32, u32), Handle)> {
         let state = self.state();
         let later = state.inside.iter().filter(|((node, _), _)| *node as usize >= from);
-        later.map(|(place, handle)| (*place, *handle)).collect()
+        later.map(|(site, handle)| (*site, *handle)).collect()
     }
 
     /// Another graph is in its node now: its nodes are that one's.

@@ -18,12 +18,12 @@ use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::memory::{self, Purpose};
 use crate::module::DEVICES;
-use crate::stream::Place;
+use crate::stream::StreamTarget;
 use crate::{capture, device, lane, session};
 
 use super::Graph;
-use super::add::{Where, add_told};
-use super::parameters::Told;
+use super::add::{NodeSite, add_told};
+use super::parameters::NodeRequest;
 
 /// Bytes now, and the most that there were since that was asked to be counted anew.
 struct Count {
@@ -109,24 +109,24 @@ pub fn free(address: u64) -> Result<()> {
 }
 
 /// `cuMemAllocAsync` on a captured stream: the address.
-pub fn capture_allocation(place: Place, capture: u64, bytes: u64) -> Result<u64> {
-    let block = block(place.device, bytes)?;
+pub fn capture_allocation(site: StreamTarget, capture: u64, bytes: u64) -> Result<u64> {
+    let block = block(site.device, bytes)?;
     let address = block.address;
-    capture::add(place, capture, NodeAction::Allocate { address, bytes }, None)?;
+    capture::add(site, capture, NodeAction::Allocate { address, bytes }, None)?;
     capture::note_memory(capture, MemoryNode::Allocate(block));
     Ok(address)
 }
 
 /// `cuMemFreeAsync` of a graph's memory on a captured stream.
-pub fn capture_free(place: Place, capture: u64, address: u64) -> Result<()> {
-    capture::add(place, capture, NodeAction::Free { address }, None)?;
+pub fn capture_free(site: StreamTarget, capture: u64, address: u64) -> Result<()> {
+    capture::add(site, capture, NodeAction::Free { address }, None)?;
     capture::note_memory(capture, MemoryNode::Free(address));
     Ok(())
 }
 
-pub(super) fn add_allocation(place: &Where, out: Out<MemAllocNodeParams>) -> Result<()> {
+pub(super) fn add_allocation(site: &NodeSite, out: Out<MemAllocNodeParams>) -> Result<()> {
     let mut parameters = out.current()?;
-    let (graph, after) = place.find()?;
+    let (graph, after) = site.find()?;
     if parameters.pool.location.kind != LOCATION_DEVICE || parameters.pool.handle_types != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -139,24 +139,24 @@ pub(super) fn add_allocation(place: &Where, out: Out<MemAllocNodeParams>) -> Res
     }
     let block = block(parameters.pool.location.id as u8, parameters.bytes as u64)?;
     let (address, bytes) = (block.address, block.bytes);
-    add_told(place, graph, after, NodeAction::Allocate { address, bytes }.into())?;
-    note(place.1, graph, MemoryNode::Allocate(block))?;
+    add_told(site, graph, after, NodeAction::Allocate { address, bytes }.into())?;
+    note(site.1, graph, MemoryNode::Allocate(block))?;
     parameters.address = address;
     out.put(parameters)
 }
 
-pub(super) fn add_free(place: &Where, address: u64) -> Result<()> {
-    let (graph, after) = place.find()?;
+pub(super) fn add_free(site: &NodeSite, address: u64) -> Result<()> {
+    let (graph, after) = site.find()?;
     let frees = |node: &MemoryNode| matches!(node, MemoryNode::Free(a) if *a == address);
-    let is_freed = graph.state().memory.iter().any(frees) || capture::has_memory(place.1, frees);
+    let is_freed = graph.state().memory.iter().any(frees) || capture::has_memory(site.1, frees);
     if !is_graph_s(address) || is_freed {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if graph.state().owner.is_some() {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
-    add_told(place, graph, after, Told::from(NodeAction::Free { address }))?;
-    note(place.1, graph, MemoryNode::Free(address))
+    add_told(site, graph, after, NodeRequest::from(NodeAction::Free { address }))?;
+    note(site.1, graph, MemoryNode::Free(address))
 }
 
 /// A graph, or the capture into it that is under way, has a node with memory.

@@ -7,12 +7,12 @@ mod condition;
 mod dot;
 mod edit;
 mod exec;
-mod held;
 mod inside;
 mod inspect;
 pub mod memory;
 mod parameters;
 mod read;
+mod resources;
 mod user_object;
 
 use std::collections::HashMap;
@@ -28,8 +28,8 @@ use crate::export::exports;
 use crate::{context, lane};
 
 pub use add::check_edges;
-pub use held::{Held, Kept};
 use memory::MemoryNode;
+pub use resources::{GraphResources, NodeResource};
 
 pub struct Graph {
     id: Id,
@@ -45,7 +45,7 @@ struct State {
     /// Of the nodes that the program has handles of, or may ask for; the index is the node's number.
     nodes: Vec<Option<Entry>>,
     origin: Origin,
-    held: Held,
+    held: GraphResources,
     /// Nodes that take memory, or give it back.
     memory: Vec<MemoryNode>,
     /// Graphs in nodes that the program has asked for, by node and body.
@@ -80,7 +80,7 @@ pub struct Node {
     number: u32,
     device: u8,
     /// What was given out of its parameters is there as long as the node.
-    read: Mutex<Option<read::Given>>,
+    read: Mutex<Option<read::ReturnedParameters>>,
 }
 
 impl Object for Graph {
@@ -118,7 +118,7 @@ fn insert_as(
         owner,
         nodes: Vec::new(),
         origin,
-        held: Held::default(),
+        held: GraphResources::default(),
         memory: Vec::new(),
         inside: HashMap::new(),
         conditions: HashMap::new(),
@@ -179,7 +179,7 @@ pub fn captured(
     id: Id,
     device: u8,
     known: Option<Handle>,
-    held: Held,
+    held: GraphResources,
     memory: Vec<MemoryNode>,
 ) -> Result<Handle> {
     let handle = match known {
@@ -293,7 +293,7 @@ impl Graph {
     }
 
     /// All that it holds, with the graphs in its nodes.
-    fn all_held(&self) -> Held {
+    fn all_held(&self) -> GraphResources {
         let (mut held, inside) = {
             let state = self.state();
             (state.held.clone(), state.inside.values().copied().collect::<Vec<_>>())
@@ -310,7 +310,7 @@ impl Graph {
     }
 
     /// Ends the handles of its nodes, and of the graphs in them.
-    fn end_handles(&self) -> Result<Held> {
+    fn end_handles(&self) -> Result<GraphResources> {
         let (entries, inside, mut held) = {
             let mut state = self.state();
             let State { nodes, inside, held, memory, .. } = &mut *state;

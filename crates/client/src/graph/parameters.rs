@@ -16,7 +16,7 @@ use crate::launch::{self, Pointers};
 use crate::module::Kernel;
 use crate::{arena, stream_value};
 
-use super::Kept;
+use super::NodeResource;
 
 // `CUgraphNodeType`.
 pub const KERNEL: u32 = 0;
@@ -92,30 +92,30 @@ pub fn read(parameters: In<u32>) -> Result<Parameters> {
 }
 
 /// What the worker is told, and what the node uses in this process.
-pub struct Told {
+pub struct NodeRequest {
     pub action: NodeAction,
-    pub kept: Option<Kept>,
+    pub kept: Option<NodeResource>,
 }
 
-impl From<NodeAction> for Told {
-    fn from(action: NodeAction) -> Told {
-        Told { action, kept: None }
+impl From<NodeAction> for NodeRequest {
+    fn from(action: NodeAction) -> NodeRequest {
+        NodeRequest { action, kept: None }
     }
 }
 
 /// Checks what a call says of a node of a graph on the device; not for nodes with graphs or memory.
-pub fn told(parameters: Parameters, device: u8) -> Result<Told> {
+pub fn told(parameters: Parameters, device: u8) -> Result<NodeRequest> {
     Ok(match parameters {
         Parameters::Kernel(kernel) => kernel_action(&kernel, device)?.into(),
         Parameters::Copy(copy) => {
             let (action, kept) = strided::for_graph(&copy)?;
-            Told { action, kept }
+            NodeRequest { action, kept }
         }
         Parameters::Set(fill) => NodeAction::Set(fill_of(fill)?).into(),
         Parameters::Host(host) => {
             let function = host.function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
             let kept = host_call::keep(Function::Plain(function, host.data as usize));
-            Told { action: NodeAction::Call { token: kept.token }, kept: Some(kept) }
+            NodeRequest { action: NodeAction::Call { token: kept.token }, kept: Some(kept) }
         }
         Parameters::Empty => NodeAction::Empty.into(),
         Parameters::Wait(event) => NodeAction::Wait { event: event_of(event, device)? }.into(),

@@ -22,7 +22,7 @@ use crate::{arena, lane, memory, stream_value};
 use super::{Graph, Node};
 
 /// What the program was given pointers to.
-pub struct Given {
+pub struct ReturnedParameters {
     /// Of a kernel: its packed parameters, aligned as the driver's are, and where each of them lies.
     _packed: Vec<u128>,
     places: Vec<usize>,
@@ -31,9 +31,9 @@ pub struct Given {
     graphs: Vec<Handle>,
 }
 
-impl Given {
-    pub fn graphs(graphs: Vec<Handle>) -> Given {
-        Given { _packed: Vec::new(), places: Vec::new(), operations: Vec::new(), graphs }
+impl ReturnedParameters {
+    pub fn graphs(graphs: Vec<Handle>) -> ReturnedParameters {
+        ReturnedParameters { _packed: Vec::new(), places: Vec::new(), operations: Vec::new(), graphs }
     }
 
     pub fn first_graph(&self) -> *const Handle {
@@ -49,7 +49,7 @@ pub(super) fn action(handle: Handle) -> Result<NodeAction> {
     lane::ask(&GraphNode { graph: graph.id, node: node.number })
 }
 
-fn give(handle: Handle, given: Given) -> Result<(usize, usize)> {
+fn give(handle: Handle, given: ReturnedParameters) -> Result<(usize, usize)> {
     let node = arena::get::<Node>(handle)?;
     let mut read = node.read.lock().unwrap_or_else(PoisonError::into_inner);
     let given = read.insert(given);
@@ -78,8 +78,10 @@ fn kernel(handle: Handle) -> Result<KernelNodeParams> {
     let first = packed.as_ptr() as usize;
     let places = found.parameters.iter().map(|parameter| first + parameter.offset as usize).collect();
     let is_empty = found.parameters.is_empty();
-    let (places, _) =
-        give(handle, Given { _packed: packed, places, operations: Vec::new(), graphs: Vec::new() })?;
+    let (places, _) = give(
+        handle,
+        ReturnedParameters { _packed: packed, places, operations: Vec::new(), graphs: Vec::new() },
+    )?;
     Ok(KernelNodeParams {
         function: kernel.0 as *mut c_void,
         grid: launch.grid,
@@ -185,8 +187,10 @@ fn values(node: Handle) -> Result<BatchMemOpNodeParams> {
     let NodeAction::Values(operations) = action(node)? else { return Err(CUDA_ERROR_INVALID_VALUE) };
     let count = operations.len() as u32;
     let operations = operations.iter().map(|one: &ValueOperation| stream_value::words(one)).collect();
-    let (_, operations) =
-        give(node, Given { _packed: Vec::new(), places: Vec::new(), operations, graphs: Vec::new() })?;
+    let (_, operations) = give(
+        node,
+        ReturnedParameters { _packed: Vec::new(), places: Vec::new(), operations, graphs: Vec::new() },
+    )?;
     Ok(BatchMemOpNodeParams {
         context: ptr::null_mut(),
         count,

@@ -20,9 +20,9 @@ fn is_managed(address: u64, bytes: usize) -> Result<()> {
 /// `CU_MEM_LOCATION_TYPE_HOST` to `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`.
 const HOST: std::ops::RangeInclusive<u32> = 2..=4;
 
-fn check_place(place: MemLocation) -> Result<()> {
-    match place.kind {
-        LOCATION_DEVICE => crate::device::info(place.id).map(drop),
+fn check_place(target: MemLocation) -> Result<()> {
+    match target.kind {
+        LOCATION_DEVICE => crate::device::info(target.id).map(drop),
         kind if HOST.contains(&kind) => Ok(()),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
@@ -34,12 +34,12 @@ fn place_of(device: i32) -> MemLocation {
     MemLocation { kind, id: device }
 }
 
-fn advise(address: u64, bytes: usize, advice: u32, place: MemLocation) -> Result<()> {
+fn advise(address: u64, bytes: usize, advice: u32, target: MemLocation) -> Result<()> {
     is_managed(address, bytes)?;
     match advice {
         // Whatever is read by many, and what is not preferred any more, has no place.
         1 | 2 | 4 => Ok(()),
-        3 | 5 | 6 => check_place(place),
+        3 | 5 | 6 => check_place(target),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
@@ -89,8 +89,8 @@ exports! {
         check_place(place_of(device))?;
         prefetch(address, bytes, stream)
     }
-    ready fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz [stream] (address: u64, bytes: usize, place: MemLocation, _flags: u32, stream: Handle) {
-        check_place(place)?;
+    ready fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz [stream] (address: u64, bytes: usize, target: MemLocation, _flags: u32, stream: Handle) {
+        check_place(target)?;
         prefetch(address, bytes, stream)
     }
     ready fn cuMemPrefetchBatchAsync | cuMemPrefetchBatchAsync_ptsz [stream] (addresses: In<u64>, sizes: In<usize>, count: usize, _locations: In<MemLocation>, _indices: In<usize>, _location_count: usize, _flags: u64, stream: Handle) {
@@ -103,7 +103,7 @@ exports! {
         prefetch_batch(addresses, sizes, count, stream)
     }
     ready fn cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32) { advise(address, bytes, advice, place_of(device)) }
-    ready fn cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, place: MemLocation) { advise(address, bytes, advice, place) }
+    ready fn cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, target: MemLocation) { advise(address, bytes, advice, target) }
     ready fn cuMemRangeGetAttribute(out: Out<i32>, size: usize, attribute: u32, address: u64, bytes: usize) {
         range_attribute(out, size, attribute, address, bytes)
     }

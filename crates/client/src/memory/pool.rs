@@ -91,10 +91,10 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, stream: Handle) -
     if bytes == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let place = resolve(stream)?;
+    let target = resolve(stream)?;
     let handle = match pool {
         Some(pool) => pool,
-        None => pools(place.device.into())?.1,
+        None => pools(target.device.into())?.1,
     };
     let pool = arena::get::<Pool>(handle)?;
     if pool.imported {
@@ -104,11 +104,11 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, stream: Handle) -
     if bytes > session::get()?.device(pool.device.into())?.total_memory {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
-    let capture = stream::capture(place)?;
+    let capture = stream::capture(target)?;
     if capture.status != 0 {
-        return out.put(graph::memory::capture_allocation(place, capture.id, bytes)?);
+        return out.put(graph::memory::capture_allocation(target, capture.id, bytes)?);
     }
-    let address = lane::ask(&MemoryAllocateAsync { device: pool.device, bytes, stream: place.id })?;
+    let address = lane::ask(&MemoryAllocateAsync { device: pool.device, bytes, stream: target.id })?;
     let used = pool.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
     pool.used_high.fetch_max(used, Ordering::Relaxed);
     map::note(address, bytes, Purpose::Pooled { pool: handle })?;
@@ -116,15 +116,15 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, stream: Handle) -
 }
 
 fn free(address: u64, stream: Handle) -> Result<()> {
-    let place = resolve(stream)?;
+    let target = resolve(stream)?;
     if address == 0 {
         return Ok(());
     }
     if graph::memory::is_graph_s(address) {
-        let capture = stream::capture(place)?;
+        let capture = stream::capture(target)?;
         return match capture.status {
             0 => graph::memory::free(address),
-            _ => graph::memory::capture_free(place, capture.id, address),
+            _ => graph::memory::capture_free(target, capture.id, address),
         };
     }
     let freed = map::take(address, |a| {
@@ -136,7 +136,7 @@ fn free(address: u64, stream: Handle) -> Result<()> {
             if let Ok(pool) = arena::get::<Pool>(pool) {
                 pool.used.fetch_sub(freed.bytes, Ordering::Relaxed);
             }
-            lane::post(&MemoryFreeAsync { device: freed.device, address, stream: place.id }, &[])
+            lane::post(&MemoryFreeAsync { device: freed.device, address, stream: target.id }, &[])
         }
         Purpose::PoolImport { .. } => close(freed),
         Purpose::Managed => pinned::release(freed),

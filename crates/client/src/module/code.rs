@@ -10,6 +10,7 @@ use rekindle_cuda::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_OPERATING_SYSTEM,
 };
+use rekindle_protocol::maps::{self, Area};
 
 use crate::abi::Result;
 use crate::session;
@@ -70,7 +71,7 @@ impl Code {
         if self.owned.is_some() || self.length < SMALLEST_IN_FILE {
             return None;
         }
-        find_mapping(self.address, self.length)
+        find_mapping(&maps::own().ok()?, self.address as u64, self.length as u64)
     }
 }
 
@@ -131,31 +132,14 @@ fn elf_length(address: usize) -> Result<usize> {
     Ok(end as usize)
 }
 
-struct Mapping {
-    start: usize,
-    end: usize,
-    offset: u64,
-    path: String,
-}
-
-fn find_mapping(address: usize, length: usize) -> Option<InFile> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let found = maps.lines().filter_map(mapping).find(|m| m.start <= address && address + length <= m.end)?;
-    Some(InFile { offset: found.offset + (address - found.start) as u64, path: found.path })
-}
-
-/// A line of `/proc/self/maps`, if it is a private read-only mapping of a file that still has its name.
-fn mapping(line: &str) -> Option<Mapping> {
-    let mut words = line.splitn(6, ' ');
-    let (start, end) = words.next()?.split_once('-')?;
-    let rights = words.next()?;
-    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
-    let path = words.nth(2)?.trim_start();
-    if rights.contains('w') || !path.starts_with('/') || path.ends_with(" (deleted)") {
-        return None;
-    }
-    let number = |text| usize::from_str_radix(text, 16).ok();
-    Some(Mapping { start: number(start)?, end: number(end)?, offset, path: path.to_owned() })
+/// Looks in private read-only mappings of files that still have their names.
+fn find_mapping(areas: &[Area], address: u64, length: u64) -> Option<InFile> {
+    let is_it = |area: &Area| area.span.start <= address && address + length <= area.span.end;
+    let is_file =
+        |area: &Area| !area.may(libc::PROT_WRITE) && area.name.starts_with(b"/") && !area.is_deleted();
+    let found = areas.iter().find(|area| is_it(area) && is_file(area))?;
+    let offset = found.offset + (address - found.span.start);
+    Some(InFile { offset, path: String::from_utf8(found.name.clone()).ok()? })
 }
 
 /// Writes bytes into a new file of the run directory, which the worker removes when it has read it.
@@ -208,19 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn maps_lines_are_read() {
-        let line = "7f0000001000-7f0000003000 r--p 00002000 08:01 1234    /opt/my lib.so";
-        let found = mapping(line).unwrap();
-        assert_eq!(
-            (found.start, found.offset, found.path.as_str()),
-            (0x7f00_0000_1000, 0x2000, "/opt/my lib.so")
-        );
+    fn code_is_found_in_files_that_nobody_can_write_to_here() {
+        let find = |line: &str| find_mapping(&maps::parse(line.as_bytes()), 0x7f00_0000_1100, 0x1000);
+        let found = find("7f0000001000-7f0000003000 r--p 00002000 08:01 1234    /opt/my lib.so").unwrap();
+        assert_eq!((found.offset, found.path.as_str()), (0x2100, "/opt/my lib.so"));
         for other in [
+            "7f0000001000-7f0000002000 r--p 00002000 08:01 1234 /opt/lib.so",
             "7f0000001000-7f0000003000 rw-p 00002000 08:01 1234 /opt/lib.so",
             "7f0000001000-7f0000003000 r--p 00000000 00:00 0",
             "7f0000001000-7f0000003000 r--p 00000000 08:01 5 /opt/lib.so (deleted)",
         ] {
-            assert!(mapping(other).is_none(), "{other}");
+            assert!(find(other).is_none(), "{other}");
         }
     }
 }

@@ -123,7 +123,7 @@ pub unsafe fn replace(piece: &Range<usize>, protection: i32) -> isize {
 
 /// What lies at a range of the program's, which may be several areas where it was one before: parts of it may map other
 /// page files, or were given back.
-pub struct Stretch {
+pub struct MappedSpan {
     pub protection: i32,
     /// Whether any of it maps a page file.
     pub is_converted: bool,
@@ -131,10 +131,10 @@ pub struct Stretch {
 }
 
 /// `None` where a part is not mapped, or is protected otherwise than the first: then it never was one area.
-pub fn stretch_at(span: &Range<usize>) -> Option<Stretch> {
+pub fn stretch_at(span: &Range<usize>) -> Option<MappedSpan> {
     let mut areas = Areas::open()?;
     let first = areas.at_or_after(span.start).ok()??;
-    let mut stretch = Stretch { protection: first.protection, is_converted: false, is_one: true };
+    let mut stretch = MappedSpan { protection: first.protection, is_converted: false, is_one: true };
     let (mut area, mut at) = (first, span.start);
     loop {
         if area.span.start > at || area.protection != stretch.protection {

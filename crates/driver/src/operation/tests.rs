@@ -82,19 +82,19 @@ const LIMITS: Limits = Limits { lock: PATIENCE, step: PATIENCE };
 const SHORT: Duration = Duration::from_secs(5);
 
 /// Two sleeping processes that the driver knows.
-struct Scene {
+struct Fixture {
     directory: tempfile::TempDir,
     children: Vec<Child>,
     fake: Arc<Fake>,
     driver: Arc<dyn Driver>,
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl Fixture {
+    fn new() -> Fixture {
         let children: Vec<_> = (0..2).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
         let states = children.iter().map(|child| (child.id() as i32, State::Running)).collect();
         let fake = Arc::new(Fake { states: Mutex::new(states), ..Fake::default() });
-        Scene { directory: tempfile::tempdir().unwrap(), children, driver: fake.clone(), fake }
+        Fixture { directory: tempfile::tempdir().unwrap(), children, driver: fake.clone(), fake }
     }
 
     fn pids(&self) -> Vec<i32> {
@@ -122,7 +122,7 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for Fixture {
     fn drop(&mut self) {
         for child in &mut self.children {
             let _ = child.kill();
@@ -133,7 +133,7 @@ impl Drop for Scene {
 
 #[test]
 fn all_are_held_and_released() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let mut operation = scene.operation();
     operation.take(-1, 0).unwrap();
     assert!(scene.is(State::Checkpointed));
@@ -151,7 +151,7 @@ fn all_are_held_and_released() {
 fn a_step_that_fails_or_lies_on_one_brings_all_back() {
     for step in ["lock", "checkpoint", "restore", "unlock"] {
         for fault in [Fault::Fail, Fault::Lie] {
-            let scene = Scene::new();
+            let scene = Fixture::new();
             scene.fake.faults.lock().unwrap().insert((step, scene.pids()[1]), fault);
             let mut operation = scene.operation();
             match operation.take(-1, 0) {
@@ -167,7 +167,7 @@ fn a_step_that_fails_or_lies_on_one_brings_all_back() {
 #[test]
 fn a_step_that_hangs_is_left_to_the_next_helper() {
     let hangs = |step: &'static str| {
-        let scene = Scene::new();
+        let scene = Fixture::new();
         scene.fake.faults.lock().unwrap().insert((step, scene.pids()[0]), Fault::Hang);
         let mut operation = scene.operation();
         operation.limits = Limits { lock: Duration::ZERO, step: SHORT };
@@ -195,7 +195,7 @@ fn a_step_that_hangs_is_left_to_the_next_helper() {
 
 #[test]
 fn what_is_left_is_brought_back_and_told() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let mut operation = scene.operation();
     operation.take(-1, 0).unwrap();
     drop(operation);
@@ -208,7 +208,7 @@ fn what_is_left_is_brought_back_and_told() {
 
 #[test]
 fn what_cannot_be_brought_back_stays_in_the_journal() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let operation = scene.operation();
     let pid = scene.pids()[0];
     scene.fake.states.lock().unwrap().insert(pid, State::Failed);
@@ -219,7 +219,7 @@ fn what_cannot_be_brought_back_stays_in_the_journal() {
 
 #[test]
 fn a_process_whose_gpu_half_is_missing_is_not_restored() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let pids = scene.pids();
     scene.fake.states.lock().unwrap().insert(pids[0], State::Checkpointed);
     scene.fake.states.lock().unwrap().remove(&pids[1]);

@@ -1,12 +1,7 @@
 use rekindle_cuda::*;
-use rekindle_device::{Copy3D, GraphNode, MemorySet, Stream};
+use rekindle_device::{Copy3D, GraphNode, MemorySet, NodeWork, Stream};
 
 use crate::support::{MIB, PTX, buffer, download, function, machine, parameters, shape, upload};
-
-fn copy(to: u64, from: u64, bytes: u64) -> Copy3D {
-    let (to_pitch, to_slice, from_pitch, from_slice) = (bytes, bytes, bytes, bytes);
-    Copy3D { to, to_pitch, to_slice, from, from_pitch, from_slice, width: bytes, height: 1, depth: 1 }
-}
 
 #[test]
 fn a_capture_forks_and_joins_over_streams() {
@@ -60,13 +55,16 @@ fn a_graph_by_hand_keeps_its_dependencies() {
     let at = device.address;
     let graph = gpu.graph_create().unwrap();
     let fill = MemorySet { address: at, pitch: 0, value: 3, element: 4, width: 4, height: 1 };
-    let first = gpu.graph_add_set(graph, &[], &fill).unwrap();
-    let middle = gpu.graph_add_empty(graph, &[first]).unwrap();
-    let copies: Vec<GraphNode> =
-        (1..5).map(|i| gpu.graph_add_copy(graph, &[middle], &copy(at + i * 64, at, 16)).unwrap()).collect();
+    let first = gpu.graph_add(graph, &[], NodeWork::Set(&fill)).unwrap();
+    let middle = gpu.graph_add(graph, &[first], NodeWork::Empty).unwrap();
+    let copies: Vec<GraphNode> = (1..5)
+        .map(|i| {
+            gpu.graph_add(graph, &[middle], NodeWork::Copy(&Copy3D::linear(at + i * 64, at, 16))).unwrap()
+        })
+        .collect();
     let last = MemorySet { value: 9, ..fill };
-    gpu.graph_add_set(graph, &copies, &last).unwrap();
-    assert_eq!(gpu.graph_add_set(graph, &[GraphNode(9999)], &last), Err(CUDA_ERROR_INVALID_VALUE));
+    gpu.graph_add(graph, &copies, NodeWork::Set(&last)).unwrap();
+    assert_eq!(gpu.graph_add(graph, &[GraphNode(9999)], NodeWork::Set(&last)), Err(CUDA_ERROR_INVALID_VALUE));
     assert_eq!(gpu.graph_nodes(graph).unwrap().len(), 7);
     let exec = gpu.graph_instantiate(graph, 0).unwrap();
     for _ in 0..20 {

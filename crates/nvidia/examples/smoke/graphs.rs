@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rekindle_cuda::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-use rekindle_device::{Copy3D, MemorySet, ValueOperation};
+use rekindle_device::{Copy3D, MemorySet, NodeWork, ValueOperation};
 
 use crate::gpu::{Gpu, Outcome, ensure, shape};
 
@@ -40,24 +40,18 @@ pub fn built(gpu: &Gpu) -> Outcome {
     let buffer = gpu.buffer(2 << 20)?;
     let graph = gpu.device.graph_create()?;
     let set = MemorySet { address: buffer.address, pitch: 0, value: 0x21, element: 4, width: 4, height: 1 };
-    let set = gpu.device.graph_add_set(graph, &[], &set)?;
+    let set = gpu.device.graph_add(graph, &[], NodeWork::Set(&set))?;
     let parameters = [(buffer.address + 4).to_le_bytes().as_slice(), &12u32.to_le_bytes()].concat();
     let store = gpu.function("store")?;
     let launch = rekindle_device::Launch { cooperative: true, ..shape(1, 1) };
-    let kernel = gpu.device.graph_add_kernel(graph, &[set], store, &launch, &parameters)?;
-    let copy = Copy3D {
-        to: gpu.host as u64,
-        to_pitch: 0,
-        to_slice: 0,
-        from: buffer.address,
-        from_pitch: 0,
-        from_slice: 0,
-        width: 16,
-        height: 1,
-        depth: 1,
-    };
-    let copy = gpu.device.graph_add_copy(graph, &[kernel], &copy)?;
-    let empty = gpu.device.graph_add_empty(graph, &[copy])?;
+    let kernel = gpu.device.graph_add(
+        graph,
+        &[set],
+        NodeWork::Kernel { function: store, launch: &launch, parameters: &parameters },
+    )?;
+    let copy = Copy3D::linear(gpu.host as u64, buffer.address, 16);
+    let copy = gpu.device.graph_add(graph, &[kernel], NodeWork::Copy(&copy))?;
+    let empty = gpu.device.graph_add(graph, &[copy], NodeWork::Empty)?;
     let nodes = gpu.device.graph_nodes(graph)?;
     ensure!(nodes.len() == 4 && nodes.contains(&empty), "the graph has {} nodes", nodes.len());
     let kinds: Vec<_> = [kernel, copy, set, empty]
@@ -84,26 +78,26 @@ pub fn others(gpu: &Gpu) -> Outcome {
         MemorySet { address, pitch: 0, value, element: 4, width: 1, height: 1 }
     };
     let graph = gpu.device.graph_create()?;
-    let first = gpu.device.graph_add_set(graph, &[], &MemorySet { width: 4, ..fill(0, 0) })?;
+    let first = gpu.device.graph_add(graph, &[], NodeWork::Set(&MemorySet { width: 4, ..fill(0, 0) }))?;
     let (count, event) = (Arc::new(AtomicU32::new(0)), gpu.device.event_create(0)?);
     let counted = count.clone();
     let call = Arc::new(move || {
         counted.fetch_add(1, Ordering::Relaxed);
     });
-    let call = gpu.device.graph_add_call(graph, &[first], call)?;
-    let record = gpu.device.graph_add_record(graph, &[call], event)?;
+    let call = gpu.device.graph_add(graph, &[first], NodeWork::Call(call))?;
+    let record = gpu.device.graph_add(graph, &[call], NodeWork::Record(event))?;
     let (address, value, width) = (buffer.address, 5, 4);
     let values = [
         ValueOperation::Write { address, value, width, flags: 0 },
         ValueOperation::Wait { address, value, width, flags: 1 },
     ];
-    let mut last = gpu.device.graph_add_values(graph, &[record], &values)?;
+    let mut last = gpu.device.graph_add(graph, &[record], NodeWork::Values(&values))?;
     let mut kinds = vec![call, record, last];
     for (at, default) in [(4, 1), (8, 0)] {
         let condition = gpu.device.graph_condition(graph, Some(default))?;
         let (node, bodies) = gpu.device.graph_add_conditional(graph, &[last], condition, 0, 1)?;
         ensure!(bodies.len() == 1, "a choice of one has {} bodies", bodies.len());
-        gpu.device.graph_add_set(bodies[0], &[], &fill(at, 0x33))?;
+        gpu.device.graph_add(bodies[0], &[], NodeWork::Set(&fill(at, 0x33)))?;
         kinds.push(node);
         last = node;
     }

@@ -14,7 +14,7 @@ pub enum Event {
     /// Lines of a log.
     Lines { lines: Vec<LogLine> },
     /// Something has happened.
-    Happened { what: Happened },
+    Happened { what: EventNotice },
     /// The last event of a request that worked. The value's fields are documented with the command.
     Done { value: serde_json::Value },
     /// The last event of a request that failed: one sentence, and how the command is to end if not with 1.
@@ -27,7 +27,7 @@ pub enum Event {
 
 /// What has happened, as `rekindle events --json` prints it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Happened {
+pub struct EventNotice {
     /// RFC 3339, with microseconds.
     pub time: String,
     /// `listening`, `state`, `problem`, `migrated`, `outlived`, `mended`, `removed`, `image-made` or `image-removed`.

@@ -6,23 +6,24 @@ mod event;
 mod recovery;
 mod report;
 mod sandbox;
+mod start;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::mounts::{Mounts, Volume};
-use crate::network::{Network, Port};
-use crate::service::ServiceWish;
-use crate::tenant::QuotaWish;
-use crate::terminal::WindowSize;
+use crate::network::Port;
+use crate::service::ServiceRequest;
+use crate::tenant::QuotaRequest;
 
-pub use event::{Event, Happened, LogLine, Stream};
+pub use event::{Event, EventNotice, LogLine, Stream};
 pub use recovery::{Recovery, RecoveryPlan, StepPlan};
 pub use report::{
-    Level, LoadOrder, MigrationReport, NodeMigrationReport, Operation, Report, Round, SleepReport, Trace, Way,
+    Level, LoadOrder, MigrationPath, MigrationReport, NodeMigrationReport, Operation, Report, Round,
+    SleepReport, Trace,
 };
 pub use sandbox::{Limits, Mending, Mode, Sandbox, SharedContexts, Spare, State, Stats, User};
+pub use start::{Framework, Python, Restore, Run, Take};
 
 /// A request, with which directories the user has named: it is for a daemon that has these.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,46 +49,8 @@ pub struct PassOn {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case")]
 pub enum Request {
-    Run {
-        name: Option<String>,
-        gpu: Option<String>,
-        /// None: sandbox.
-        mode: Option<Mode>,
-        /// The daemon is to choose the mode.
-        #[serde(default)]
-        choose: bool,
-        command: Vec<String>,
-        directory: String,
-        environment: Vec<(String, String)>,
-        /// The framework image whose program is to become the command.
-        #[serde(default)]
-        from: Option<String>,
-        /// What the program gets although it cannot be checkpointed with it, by name.
-        #[serde(default)]
-        allow: Vec<String>,
-        #[serde(default)]
-        recovery: Option<RecoveryPlan>,
-        /// None: that of the framework image, or else the machine's.
-        #[serde(default)]
-        network: Option<Network>,
-        /// Ports of the machine's that are to lead to the program's.
-        #[serde(default)]
-        publish: Vec<Port>,
-        /// Whom it runs as; none: the daemon's user.
-        #[serde(default)]
-        user: Option<User>,
-        #[serde(default)]
-        limits: Limits,
-        #[serde(default)]
-        mounts: Mounts,
-        /// Whose programs it is to share GPU contexts with; none: nobody's.
-        #[serde(default)]
-        tenant: Option<String>,
-        /// Its standard input, output and error are a terminal of this size. What comes along is then the socket of who
-        /// [uses](crate::terminal) that, and not a pipe.
-        #[serde(default)]
-        terminal: Option<WindowSize>,
-    },
+    /// Runs a program. What comes along is its standard input.
+    Run(Box<Run>),
     /// Uses a program's terminal by the [socket](crate::terminal) that comes along. With `again` a program that has failed
     /// and is brought back is waited for.
     Attach {
@@ -95,18 +58,7 @@ pub enum Request {
         again: bool,
     },
     /// Makes a framework image: runs a program until it is ready for an app.
-    Framework {
-        image: String,
-        gpu: Option<String>,
-        /// Empty: Python's.
-        command: Vec<String>,
-        interpreter: Option<String>,
-        imports: Vec<String>,
-        warm: Option<String>,
-        directory: String,
-        environment: Vec<(String, String)>,
-        limit_ms: u64,
-    },
+    Framework(Framework),
     /// Runs a command beside a sandbox's program. Its standard input, output and error come along.
     Exec {
         name: String,
@@ -160,24 +112,16 @@ pub enum Request {
     },
     Checkpoint {
         name: String,
-        to: String,
-        leave_running: bool,
-        gpu_wait_ms: u64,
-        /// Whether the image is restored once beside the program, and is none if that fails.
-        #[serde(default)]
-        prove: bool,
+        #[serde(flatten)]
+        take: Take,
     },
     /// Takes an image of a program that was started without Rekindle.
     CheckpointPid {
         pid: i32,
         /// None: driver, and a program that does not use a GPU is taken too.
         mode: Option<Mode>,
-        to: String,
-        leave_running: bool,
-        gpu_wait_ms: u64,
-        /// Whether the image is restored once beside the program, and is none if that fails.
-        #[serde(default)]
-        prove: bool,
+        #[serde(flatten)]
+        take: Take,
     },
     /// Makes a GPU for a container.
     Device {
@@ -189,42 +133,11 @@ pub enum Request {
         container: String,
         /// Who runs it; all are asked if none is given.
         engine: Option<String>,
-        to: String,
-        leave_running: bool,
-        gpu_wait_ms: u64,
-        /// Whether the image is restored once beside the program, and is none if that fails.
-        #[serde(default)]
-        prove: bool,
+        #[serde(flatten)]
+        take: Take,
     },
-    Restore {
-        image: String,
-        name: Option<String>,
-        gpu: Option<String>,
-        /// `OLD=NEW` for GPUs by their UUIDs.
-        gpu_map: Vec<String>,
-        /// None: what the daemon usually does.
-        order: Option<LoadOrder>,
-        /// Note which buffers requests name first, for `KeepOrder`.
-        record: bool,
-        /// Read and check all of the image before its program runs.
-        #[serde(default)]
-        verify: bool,
-        /// None: as the image has it.
-        #[serde(default)]
-        network: Option<Network>,
-        /// Ports of the machine's that are to lead to the program's; none: those that the image has.
-        #[serde(default)]
-        publish: Vec<Port>,
-        /// What is not limited here is as the image has it.
-        #[serde(default)]
-        limits: Limits,
-        /// They take the place of the image's at the same paths.
-        #[serde(default)]
-        volumes: Vec<Volume>,
-        /// Whose programs it is to share GPU contexts with; none: nobody's.
-        #[serde(default)]
-        tenant: Option<String>,
-    },
+    /// Brings a program back. What comes along is its standard input.
+    Restore(Restore),
     /// Keeps what a restore with `record` has noted with its image.
     KeepOrder {
         name: String,
@@ -293,7 +206,8 @@ pub enum Request {
     Serve {
         name: String,
         image: String,
-        wish: ServiceWish,
+        #[serde(rename = "wish")]
+        service: ServiceRequest,
     },
     Services,
     /// Where the daemon's page is.
@@ -314,13 +228,13 @@ pub enum Request {
     /// Makes a tenant, with its first token.
     CreateTenant {
         name: String,
-        quota: QuotaWish,
+        quota: QuotaRequest,
     },
     Tenants,
     /// Changes how much a tenant's services have.
     SetTenant {
         name: String,
-        quota: QuotaWish,
+        quota: QuotaRequest,
     },
     /// A further token of a tenant, or with `revoke` one fewer.
     TenantToken {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Mode;
 use crate::network::Port;
-use crate::worker::{Phase, WayTaken};
+use crate::worker::{Phase, TransferReport};
 
 /// How one checkpoint or restore went, kept with the sandbox that it was done to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct Trace {
     pub phases: Vec<Phase>,
     /// As a [`Report`] has it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub memory: Vec<WayTaken>,
+    pub memory: Vec<TransferReport>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,10 +36,11 @@ pub enum Operation {
 }
 
 /// Where the GPU memory of a program is while its GPU half sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     Gpu,
+    #[default]
     Host,
     Disk,
 }
@@ -62,7 +63,7 @@ pub struct MigrationReport {
     /// The GPU that it was on, and the one that it is on.
     pub from: String,
     pub gpu: String,
-    pub way: Way,
+    pub way: MigrationPath,
     /// GPU memory of the program.
     pub bytes: u64,
     pub total_us: u64,
@@ -95,7 +96,7 @@ pub struct NodeMigrationReport {
 /// How GPU memory gets to another GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum MigrationPath {
     /// The other GPU copies it from the first, while the program stands still.
     Direct,
     /// Through the host's memory, most of it while the program runs.
@@ -147,5 +148,5 @@ pub struct Report {
     pub phases: Vec<Phase>,
     /// How GPU memory came to the image of a program that goes on, for each of its processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub memory: Vec<WayTaken>,
+    pub memory: Vec<TransferReport>,
 }

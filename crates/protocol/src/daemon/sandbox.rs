@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::Recovery;
-use crate::mending::{How, Lapse, Standing};
+use crate::mending::{MendMode, MendObstacle, MendStatus};
 use crate::mounts::Mounts;
 use crate::network::{Network, Port};
-use crate::worker::{DEFAULT_LINK_WEIGHT, Portion};
+use crate::worker::{DEFAULT_LINK_WEIGHT, Portion, ShareMemory};
 
 /// A user by numbers, and the groups that they belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,9 +29,12 @@ pub struct Limits {
     /// There, how much of the multiprocessors are its own, in percent; 0: none, whatever an image says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_share: Option<u32>,
+    /// There, when what it allocates gets memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_memory: Option<ShareMemory>,
     /// Whether the program is kept from seeing the loss of its worker, which takes GPU memory and time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mend: Option<How>,
+    pub mend: Option<MendMode>,
 }
 
 impl Limits {
@@ -46,6 +49,7 @@ impl Limits {
             processors: self.processors.or(others.processors),
             link_weight: self.link_weight.or(others.link_weight),
             sm_share: self.sm_share.or(others.sm_share),
+            share_memory: self.share_memory.or(others.share_memory),
             mend: self.mend.or(others.mend),
         }
     }
@@ -60,7 +64,7 @@ impl Limits {
 
     /// Whether anything is said of contexts that it shares.
     pub fn names_portion(&self) -> bool {
-        self.link_weight.is_some() || self.sm_share.is_some()
+        self.link_weight.is_some() || self.sm_share.is_some() || self.share_memory.is_some()
     }
 }
 
@@ -146,12 +150,12 @@ pub struct Mending {
 
 impl Mending {
     /// Before anything is known.
-    pub fn new(mended: u64, lost_ms: u64, standing: Option<Standing>, now_unix_ms: u64) -> Mending {
+    pub fn new(mended: u64, lost_ms: u64, standing: Option<MendStatus>, now_unix_ms: u64) -> Mending {
         let known = standing.unwrap_or_default();
         let on = known.epoch.is_some();
         let why = match standing {
             Some(_) if on => None,
-            Some(known) => Some(known.why.unwrap_or(Lapse::Beginning).why()),
+            Some(known) => Some(known.why.unwrap_or(MendObstacle::Beginning).why()),
             None => Some("its worker has not said yet what is to be held for it"),
         };
         Mending {
@@ -170,7 +174,7 @@ impl Mending {
 }
 
 /// What a sandbox's program uses at a moment. None of a number: it is not known just now.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     pub name: String,
     pub state: State,
@@ -182,6 +186,9 @@ pub struct Stats {
     pub host_bytes: Option<u64>,
     pub device_bytes: Option<u64>,
     pub shared_bytes: Option<u64>,
+    /// Of contexts that it shares: what it has allocated there and has no memory, since nothing has named it yet.
+    #[serde(default)]
+    pub unbacked_bytes: Option<u64>,
     pub pinned_bytes: Option<u64>,
     /// What was copied to its GPUs and from them, for the program by its worker.
     pub to_gpu_bytes: Option<u64>,
@@ -216,9 +223,10 @@ pub struct SharedContexts {
     pub pid: i32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
+    #[default]
     Starting,
     Running,
     Checkpointing,

@@ -120,7 +120,15 @@ macro_rules! operations {
         pub fn name(opcode: u32) -> Option<&'static str> {
             [$(stringify!($name)),*].get(opcode as usize).copied()
         }
+
+        /// Whether a worker answers the operation.
+        pub fn is_answered(opcode: u32) -> bool {
+            [$(operations!(@answered $kind)),*].get(opcode as usize).copied().unwrap_or_default()
+        }
     };
+
+    (@answered async) => { false };
+    (@answered sync) => { true };
 
     (@trait async $name:ident $(<$life:lifetime>)?) => {
         impl $(<$life>)? $crate::operation::Asynchronous for $name $(<$life>)? {

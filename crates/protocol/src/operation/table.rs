@@ -60,7 +60,7 @@ pub struct Linked {
 
 /// What comes of something that the memory daemon has a part in: else the number of a kind ([`crate::data::ProblemKind`]), and a
 /// sentence.
-pub type Told<T> = Result<T, (u32, String)>;
+pub type DataOutcome<T> = Result<T, (u32, String)>;
 
 /// How it stands with data that was declared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -196,11 +196,11 @@ operations! {
 
     /// Keeps a copy of memory for others, until so long after its last use or so many uses (0: any number): its name. Nobody
     /// writes there meanwhile.
-    sync exchange_put ExchangePut { device: u8, address: u64, bytes: u64, expiry_ms: u64, uses: u32 } -> Told<String>;
+    sync exchange_put ExchangePut { device: u8, address: u64, bytes: u64, expiry_ms: u64, uses: u32 } -> DataOutcome<String>;
     /// Maps what has this name and size: the address.
-    sync exchange_get ExchangeGet<'a> { device: u8, id: &'a str, bytes: u64 } -> Told<u64>;
+    sync exchange_get ExchangeGet<'a> { device: u8, id: &'a str, bytes: u64 } -> DataOutcome<u64>;
     /// Nobody needs it any more, or with `use_only` one of those that it was put for.
-    sync exchange_drop ExchangeDrop<'a> { device: u8, id: &'a str, use_only: bool } -> Told<()>;
+    sync exchange_drop ExchangeDrop<'a> { device: u8, id: &'a str, use_only: bool } -> DataOutcome<()>;
 
     // Waits that give way: false where the program is to stand still before what is waited for has come. Whoever waits is to
     // ask again when the program goes on.
@@ -310,11 +310,11 @@ operations! {
     /// As `data_load`, into a buffer that the program writes to and dumps. With `create` an object that is not there is zeros.
     sync data_open DataOpen<'a> { device: u8, url: &'a str, bytes: u64, create: bool } -> u64;
     /// Writes what such a buffer holds at this place of the stream into its store, in place of what was loaded.
-    sync data_dump DataDump { device: u8, stream: Id, address: u64 } -> Told<()>;
+    sync data_dump DataDump { device: u8, stream: Id, address: u64 } -> DataOutcome<()>;
     /// How it stands with the last dump of the buffer at this address; with `wait`, when that has ended.
     sync data_dumped DataDumped { address: u64, wait: bool } -> DataFound;
     /// Bytes of an object, as many as fit an answer, and how many it has.
-    sync data_read DataRead<'a> { url: &'a str, offset: u64, bytes: u32 } -> Told<(u64, Vec<u8>)>;
+    sync data_read DataRead<'a> { url: &'a str, offset: u64, bytes: u32 } -> DataOutcome<(u64, Vec<u8>)>;
 }
 
 #[cfg(test)]

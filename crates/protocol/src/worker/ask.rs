@@ -3,9 +3,11 @@
 use rekindle_device::Slice;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{CacheMemory, Cached, Contents, Parted, Phase, Portion, Recording, Saved, Sharing, Status};
+use super::{
+    CacheMemory, Cached, Contents, Parted, Phase, Portion, Recording, Saved, ShareMemory, Sharing, Status,
+};
 use crate::client::Quiesced;
-use crate::mending::{How, Kept};
+use crate::mending::{MendMode, RetainedItem};
 
 /// A request that has an answer of this type.
 pub trait Ask: Into<Request> {
@@ -171,7 +173,7 @@ requests! {
         pid: i32,
     } => ();
     /// With a descriptor, a socket: see to it that another worker can go on in place of this one, and say there what the daemon
-    /// is to hold for that ([`Kept`](crate::mending::Kept)). `store`: where to write the state of the GPU half.
+    /// is to hold for that ([`RetainedItem`](crate::mending::RetainedItem)). `store`: where to write the state of the GPU half.
     Mend {
         store: String,
         name: String,
@@ -183,8 +185,8 @@ requests! {
         pid: i32,
         store: String,
         name: String,
-        how: How,
-        kept: Vec<Kept>,
+        how: MendMode,
+        kept: Vec<RetainedItem>,
     } => Vec<Phase>;
     /// With a descriptor, after `Restore`: the client's socket, as CRIU has restored its other end.
     Adopt {
@@ -198,11 +200,13 @@ requests! {
     /// After `Quiesce` and `Save`, or `Leave` and `Save`, with a descriptor to read from: the client may go on with another
     /// worker. Its socket comes with the answer, and is read no more by this worker. What becomes of the client is told by the
     /// descriptor: at a byte, the other worker has it, and this one ends; where all who could write one have closed it, the
-    /// client goes on here.
+    /// client goes on here. With a second descriptor, of a program with several processes that use the GPU, the client goes on
+    /// here only where that has been closed too, and no byte came: a byte in it says that all of them go on with others.
     Part {} => Parted;
     /// After `Restore` of a program whose client another worker has yet, with two descriptors: its client's socket, and what a byte is to
     /// be written to before `Resume` lets it go on. `next` is the ticket of its next request. A worker that loses its daemon
-    /// before `Resume` ends.
+    /// before `Resume` ends. With a third descriptor, to read from, it goes on only once there is a byte in that, which says it
+    /// of all processes of the program; then also without `Resume`.
     TakeOver {
         pid: i32,
         driver_attached: bool,
@@ -231,6 +235,7 @@ requests! {
         log: String,
         slice: Slice,
         portion: Portion,
+        memory: ShareMemory,
     } => bool;
     /// What the client has of the contexts that it shares from now on. It is refused if others have so much that there is no
     /// room for its share of the multiprocessors.

@@ -20,29 +20,6 @@ macro_rules! single {
     };
 }
 
-macro_rules! by_rounding {
-    ($rounding:expr; $mode:ident => $e:expr) => {
-        match $rounding {
-            Rounding::Nearest | Rounding::Away => {
-                const $mode: Rounding = Rounding::Nearest;
-                $e
-            }
-            Rounding::Zero => {
-                const $mode: Rounding = Rounding::Zero;
-                $e
-            }
-            Rounding::Down => {
-                const $mode: Rounding = Rounding::Down;
-                $e
-            }
-            Rounding::Up => {
-                const $mode: Rounding = Rounding::Up;
-                $e
-            }
-        }
-    };
-}
-
 pub(super) fn select(name: &str, modifiers: &mut Modifiers) -> Option<Selected> {
     let approximate = modifiers.take("approx");
     let rounding = Rounding::take(modifiers);
@@ -58,16 +35,16 @@ pub(super) fn select(name: &str, modifiers: &mut Modifiers) -> Option<Selected> 
         ("ex2", Type::F32, true, None) => single!(ftz; |a| a.exp2()),
         ("tanh", Type::F32, true, None) => single!(ftz; |a| a.tanh()),
         ("rcp", Type::F32, false, Some(rounding)) => {
-            by_rounding!(rounding; MODE => single!(ftz; |a| rounding::div32(MODE, 1.0, a)))
+            by_mode!(rounding; MODE => single!(ftz; |a| rounding::div32(MODE, 1.0, a)))
         }
         ("sqrt", Type::F32, false, Some(rounding)) => {
-            by_rounding!(rounding; MODE => single!(ftz; |a| rounding::sqrt32(MODE, a)))
+            by_mode!(rounding; MODE => single!(ftz; |a| rounding::sqrt32(MODE, a)))
         }
         ("rcp", Type::F64, false, Some(rounding)) if !ftz => {
-            by_rounding!(rounding; MODE => alu!(|a: f64| rounding::div64(MODE, 1.0, a)))
+            by_mode!(rounding; MODE => alu!(|a: f64| rounding::div64(MODE, 1.0, a)))
         }
         ("sqrt", Type::F64, false, Some(rounding)) if !ftz => {
-            by_rounding!(rounding; MODE => alu!(|a: f64| rounding::sqrt64(MODE, a)))
+            by_mode!(rounding; MODE => alu!(|a: f64| rounding::sqrt64(MODE, a)))
         }
         // The low 32 bits of these results are documented to be zero.
         ("rcp", Type::F64, true, None) if ftz => alu!(|a: f64| high_word(1.0 / high_word(a))),

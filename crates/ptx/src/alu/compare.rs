@@ -2,7 +2,7 @@
 
 use super::float::pre;
 use super::modifiers::Modifiers;
-use super::value::{Brain, Half};
+use super::value::{BFloat16, Half};
 use super::{Alu, Selected};
 use crate::types::Type;
 
@@ -47,7 +47,7 @@ fn operation(operator: &str, ftz: bool, ty: Type) -> Option<Alu> {
                     let ($a, $b) = (a.0, b.0);
                     $e
                 }),
-                (Type::Bf16, _) => alu!(|a: Brain, b: Brain| {
+                (Type::Bf16, _) => alu!(|a: BFloat16, b: BFloat16| {
                     let ($a, $b) = (a.0, b.0);
                     $e
                 }),

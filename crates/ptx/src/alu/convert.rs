@@ -4,7 +4,7 @@ use super::float::{flush, saturate64};
 use super::minifloat::{self, BF16, F16, F32, TF32};
 use super::modifiers::Modifiers;
 use super::rounding::Rounding;
-use super::value::{Brain, Half};
+use super::value::{BFloat16, Half};
 use super::{Alu, Selected, Value};
 use crate::types::Type;
 
@@ -22,13 +22,13 @@ impl Value for Flushed {
     }
 }
 
-trait Real: Value {
+trait FloatFormat: Value {
     fn real(self) -> f64;
 }
 
 macro_rules! reals {
     ($($t:ty => |$x:ident| $e:expr),*) => {$(
-        impl Real for $t {
+        impl FloatFormat for $t {
             fn real(self) -> f64 {
                 let $x = self;
                 $e
@@ -37,34 +37,7 @@ macro_rules! reals {
     )*};
 }
 
-reals!(f32 => |x| f64::from(x), f64 => |x| x, Half => |x| x.0, Brain => |x| x.0, Flushed => |x| f64::from(x.0));
-
-macro_rules! by_mode {
-    ($rounding:expr; $mode:ident => $e:expr) => {
-        match $rounding {
-            Rounding::Nearest => {
-                const $mode: Rounding = Rounding::Nearest;
-                $e
-            }
-            Rounding::Away => {
-                const $mode: Rounding = Rounding::Away;
-                $e
-            }
-            Rounding::Zero => {
-                const $mode: Rounding = Rounding::Zero;
-                $e
-            }
-            Rounding::Down => {
-                const $mode: Rounding = Rounding::Down;
-                $e
-            }
-            Rounding::Up => {
-                const $mode: Rounding = Rounding::Up;
-                $e
-            }
-        }
-    };
-}
+reals!(f32 => |x| f64::from(x), f64 => |x| x, Half => |x| x.0, BFloat16 => |x| x.0, Flushed => |x| f64::from(x.0));
 
 macro_rules! for_reals {
     ($ty:expr, $ftz:expr; $T:ident => $e:expr) => {
@@ -86,7 +59,7 @@ macro_rules! for_reals {
                 $e
             }
             (Type::Bf16, _) => {
-                type $T = Brain;
+                type $T = BFloat16;
                 $e
             }
             _ => return None,
@@ -247,7 +220,7 @@ fn integer_to_float(to: Type, from: Type, rounding: Rounding, sat: bool) -> Opti
     if sat {
         return for_integer_types!(from; F => match to {
             Type::F16 => alu!(|a: F| Half(saturate64(a as f64))),
-            Type::Bf16 => alu!(|a: F| Brain(saturate64(a as f64))),
+            Type::Bf16 => alu!(|a: F| BFloat16(saturate64(a as f64))),
             Type::F32 => alu!(|a: F| saturate64(a as f64) as f32),
             _ => alu!(|a: F| saturate64(a as f64)),
         });

@@ -3,7 +3,7 @@
 use super::float::{greatest, least, saturate64, xor_signed};
 use super::modifiers::Modifiers;
 use super::rounding::{Rounding, add_odd, fma_odd};
-use super::value::{Brain, Half};
+use super::value::{BFloat16, Half};
 use super::{Alu, Selected, Value};
 use crate::types::Type;
 
@@ -56,7 +56,7 @@ fn half(bits: u32, kind: Finish) -> f64 {
 }
 
 fn brain(bits: u32, _: Finish) -> f64 {
-    Brain::of(u64::from(bits)).0
+    BFloat16::of(u64::from(bits)).0
 }
 
 /// One operation for both formats, single or in pairs.
@@ -72,8 +72,8 @@ macro_rules! halves {
                 Finish::FlushRelu => halves!(@ $ty, half, Half, FlushRelu; |$($x),+| $e),
             },
             _ => match $finish {
-                Finish::Plain => halves!(@ $ty, brain, Brain, Plain; |$($x),+| $e),
-                Finish::Relu => halves!(@ $ty, brain, Brain, Relu; |$($x),+| $e),
+                Finish::Plain => halves!(@ $ty, brain, BFloat16, Plain; |$($x),+| $e),
+                Finish::Relu => halves!(@ $ty, brain, BFloat16, Relu; |$($x),+| $e),
                 _ => return None,
             },
         }

@@ -79,3 +79,31 @@ macro_rules! for_bits {
         for_types!($ty; [B16 => u16, B32 => u32, B64 => u64]; $T => $body)
     };
 }
+
+/// The expression with a constant for the rounding mode.
+macro_rules! by_mode {
+    ($rounding:expr; $mode:ident => $e:expr) => {
+        match $rounding {
+            Rounding::Nearest => {
+                const $mode: Rounding = Rounding::Nearest;
+                $e
+            }
+            Rounding::Away => {
+                const $mode: Rounding = Rounding::Away;
+                $e
+            }
+            Rounding::Zero => {
+                const $mode: Rounding = Rounding::Zero;
+                $e
+            }
+            Rounding::Down => {
+                const $mode: Rounding = Rounding::Down;
+                $e
+            }
+            Rounding::Up => {
+                const $mode: Rounding = Rounding::Up;
+                $e
+            }
+        }
+    };
+}

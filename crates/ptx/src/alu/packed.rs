@@ -2,14 +2,14 @@
 
 use super::float::{greatest, least};
 use super::rounding::add_odd;
-use super::value::{Brain, Half, Value};
+use super::value::{BFloat16, Half, Value};
 
 pub(crate) fn add_half(a: u64, b: u64) -> u64 {
     Half(add_odd(Half::of(a).0, Half::of(b).0)).bits()
 }
 
 pub(crate) fn add_brain(a: u64, b: u64) -> u64 {
-    Brain(add_odd(Brain::of(a).0, Brain::of(b).0)).bits()
+    BFloat16(add_odd(BFloat16::of(a).0, BFloat16::of(b).0)).bits()
 }
 
 pub(crate) fn min_half(a: u64, b: u64) -> u64 {

@@ -87,9 +87,9 @@ impl Value for Half {
 
 /// A `bf16` value, widened without loss.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
-pub(crate) struct Brain(pub f64);
+pub(crate) struct BFloat16(pub f64);
 
-impl Value for Brain {
+impl Value for BFloat16 {
     #[inline(always)]
     fn of(bits: u64) -> Self {
         Self(f64::from(f32::from_bits((bits as u32 & 0xffff) << 16)))

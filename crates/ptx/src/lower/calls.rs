@@ -6,7 +6,7 @@ use super::symbols::Definition;
 use crate::Error;
 use crate::alu::modifiers::Modifiers;
 use crate::ast::{Instruction, Operand, Variable};
-use crate::program::{Builtin, BuiltinCall, Call, Op, Place, Transfer};
+use crate::program::{ArgumentPlace, Builtin, BuiltinCall, Call, Op, Transfer};
 use crate::types::Type;
 
 /// Functions that the device itself provides.
@@ -115,7 +115,7 @@ impl<'a> FunctionLowering<'_, 'a> {
         }
         let first = results.len() as u8;
         for transfer in &mut arguments {
-            if let Place::Operand(index) = &mut transfer.callers {
+            if let ArgumentPlace::Operand(index) = &mut transfer.callers {
                 *index += first;
             }
         }
@@ -143,7 +143,7 @@ impl<'a> FunctionLowering<'_, 'a> {
             && let Some(Local::Frame { offset, size, .. }) = self.find(name)
         {
             let size = size.min(formal.size as u32);
-            transfers.push(Transfer { callers: Place::Frame(offset), callees, size });
+            transfers.push(Transfer { callers: ArgumentPlace::Frame(offset), callees, size });
             return Ok(());
         }
         let found = match (written, operand) {
@@ -157,7 +157,7 @@ impl<'a> FunctionLowering<'_, 'a> {
         let width = (formal.size as u32 / found.len().max(1) as u32).clamp(1, 8);
         for (index, row) in found.into_iter().enumerate() {
             transfers.push(Transfer {
-                callers: Place::Operand(rows.len() as u8),
+                callers: ArgumentPlace::Operand(rows.len() as u8),
                 callees: callees + index as u32 * width,
                 size: width,
             });
@@ -174,19 +174,19 @@ impl<'a> FunctionLowering<'_, 'a> {
         let mut result = None;
         for operand in parts.returns {
             result = Some(match self.frame_variable(operand) {
-                Some(offset) => Place::Frame(offset),
+                Some(offset) => ArgumentPlace::Frame(offset),
                 None => {
                     results.push(self.result(instruction, operand)?);
-                    Place::Operand(0)
+                    ArgumentPlace::Operand(0)
                 }
             });
         }
         for operand in parts.arguments {
             arguments.push(match self.frame_variable(operand) {
-                Some(offset) => Place::Frame(offset),
+                Some(offset) => ArgumentPlace::Frame(offset),
                 None => {
                     sources.push(self.source(instruction, operand, Type::B64)?);
-                    Place::Operand((results.len() + sources.len() - 1) as u8)
+                    ArgumentPlace::Operand((results.len() + sources.len() - 1) as u8)
                 }
             });
         }

@@ -1,7 +1,7 @@
 //! Loads, stores, asynchronous copies and mbarriers.
 
 use super::function::FunctionLowering;
-use super::operand::{Address, Known};
+use super::operand::{Address, PointerBase};
 use crate::Error;
 use crate::alu::modifiers::Modifiers;
 use crate::ast::{Instruction, Operand};
@@ -74,7 +74,7 @@ pub(super) fn take_hints(modifiers: &mut Modifiers) -> bool {
 impl FunctionLowering<'_, '_> {
     fn access(&mut self, address: &Address, space: Space, ty: Type, count: usize) -> Access {
         let (width, count) = if ty == Type::B128 { (8, 2 * count) } else { (ty.bytes() as usize, count) };
-        let frame = address.known == Some(Known::Frame);
+        let frame = address.known == Some(PointerBase::Frame);
         let space = match space {
             _ if frame => Space::Local,
             // A parameter's address in a register is generic.
@@ -114,7 +114,7 @@ impl FunctionLowering<'_, '_> {
             access.sign_extend = register.bits().min(64) as u8;
         }
         match address.known {
-            Some(Known::Parameter) => self.emit(Op::LoadParameter(access), &results, &[]),
+            Some(PointerBase::Parameter) => self.emit(Op::LoadParameter(access), &results, &[]),
             _ => self.emit(Op::Load(access), &results, &[address.base]),
         }
         Ok(())
@@ -129,7 +129,7 @@ impl FunctionLowering<'_, '_> {
         };
         self.expect(instruction, 2..=3)?;
         let address = self.address(instruction, &instruction.operands[0])?;
-        if address.known == Some(Known::Parameter) {
+        if address.known == Some(PointerBase::Parameter) {
             return Err(self.error(instruction, "a kernel's parameters cannot be written"));
         }
         let access = self.access(&address, space, ty, vector);

@@ -14,11 +14,11 @@ pub(super) struct Address {
     pub base: u32,
     pub offset: i64,
     /// The variable named: its space, and whether the offset is relative to the frame.
-    pub known: Option<Known>,
+    pub known: Option<PointerBase>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Known {
+pub(super) enum PointerBase {
     Frame,
     Parameter,
 }
@@ -194,8 +194,8 @@ impl FunctionLowering<'_, '_> {
         let offset = *offset;
         if let Operand::Name(name) = &**base {
             let known = match self.find(name) {
-                Some(Local::Frame { offset: at, .. }) => Some((at, Known::Frame)),
-                Some(Local::Parameter { offset: at }) => Some((at, Known::Parameter)),
+                Some(Local::Frame { offset: at, .. }) => Some((at, PointerBase::Frame)),
+                Some(Local::Parameter { offset: at }) => Some((at, PointerBase::Parameter)),
                 _ => None,
             };
             if let Some((at, known)) = known {

@@ -1,8 +1,8 @@
 //! Atomics: of the host on device memory, plain on what only the thread at hand runs.
 
 use super::access;
-use super::memory::Place;
-use super::step::{Exec, Stop, Trouble};
+use super::memory::AddressTarget;
+use super::step::{Exec, StepError, Stop};
 use super::warp::{Path, lanes};
 use crate::alu::{LANES, Lanes};
 use crate::program::{Access, Atomic};
@@ -35,16 +35,17 @@ impl Exec<'_> {
         access: &Access,
         address: u64,
         change: impl Fn(u64) -> u64,
-    ) -> Result<u64, Trouble> {
+    ) -> Result<u64, StepError> {
         let mut old = self.read(lane, access.space, address, access.width)?;
-        let Place::Device(at) = self.place(access.space, address, usize::from(access.width), true)? else {
+        let AddressTarget::Device(at) = self.place(access.space, address, usize::from(access.width), true)?
+        else {
             // Only this thread runs the cluster.
             self.write(lane, access.space, address, access.width, change(old))?;
             return Ok(old);
         };
         loop {
             let found = access::compare_exchange(at, access.width, old, change(old))
-                .map_err(|_| Trouble::Address { address, write: true })?;
+                .map_err(|_| StepError::Address { address, write: true })?;
             if found == old {
                 return Ok(old);
             }
@@ -86,12 +87,12 @@ impl Exec<'_> {
         access: &Access,
         address: u64,
         change: impl Fn([u64; 2]) -> [u64; 2],
-    ) -> Result<[u64; 2], Trouble> {
+    ) -> Result<[u64; 2], StepError> {
         let mut old = [
             self.read(lane, access.space, address, 8)?,
             self.read(lane, access.space, address.wrapping_add(8), 8)?,
         ];
-        let Place::Device(at) = self.place(access.space, address, 16, true)? else {
+        let AddressTarget::Device(at) = self.place(access.space, address, 16, true)? else {
             let [low, high] = change(old);
             self.write(lane, access.space, address, 8, low)?;
             self.write(lane, access.space, address.wrapping_add(8), 8, high)?;
@@ -99,7 +100,7 @@ impl Exec<'_> {
         };
         loop {
             let found = access::compare_exchange128(at, old, change(old))
-                .map_err(|_| Trouble::Address { address, write: true })?;
+                .map_err(|_| StepError::Address { address, write: true })?;
             if found == old {
                 return Ok(old);
             }

@@ -1,7 +1,7 @@
 //! Barriers of blocks and of clusters.
 
 use super::block::BARRIERS;
-use super::step::{Exec, Flow, Operands, Stop, Trouble};
+use super::step::{Exec, Flow, Operands, StepError, Stop};
 use super::warp::{Path, PathState, WarpState, lanes};
 use crate::program::{Barrier, BarrierKind};
 
@@ -17,7 +17,7 @@ impl Exec<'_> {
         let sources = operands.sources;
         let id = self.row(path, sources[0])[lane] as u32 as usize;
         if id >= BARRIERS {
-            return Err(Trouble::Illegal(format!("barrier {id}; there are {BARRIERS}")).at(lane));
+            return Err(StepError::Illegal(format!("barrier {id}; there are {BARRIERS}")).at(lane));
         }
         let expected = barrier.counted.then(|| self.row(path, sources[1])[lane] as u32);
         // A warp that arrives whole counts for 32 threads where threads are counted.

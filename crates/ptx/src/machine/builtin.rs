@@ -1,24 +1,24 @@
 //! Functions that the device provides: `vprintf`, `__assertfail`, `malloc`, `free`, `cudaGraphSetConditional`.
 
 use super::printf;
-use super::step::{Exec, Operands, Stop, Trouble};
+use super::step::{Exec, Operands, StepError, Stop};
 use super::warp::{Path, lanes};
 use crate::alu::LANES;
-use crate::program::{Builtin, BuiltinCall, Place};
+use crate::program::{ArgumentPlace, Builtin, BuiltinCall};
 use crate::types::Space;
 
 impl Exec<'_> {
     fn argument(
         &mut self,
         path: &Path,
-        place: Place,
+        place: ArgumentPlace,
         operands: Operands<'_>,
         lane: usize,
         width: u8,
-    ) -> Result<u64, Trouble> {
+    ) -> Result<u64, StepError> {
         match place {
-            Place::Frame(offset) => self.read(lane, Space::Local, u64::from(path.fp + offset), width),
-            Place::Operand(index) => {
+            ArgumentPlace::Frame(offset) => self.read(lane, Space::Local, u64::from(path.fp + offset), width),
+            ArgumentPlace::Operand(index) => {
                 Ok(self.row(path, operands.sources[usize::from(index) - operands.results.len()])[lane])
             }
         }
@@ -34,12 +34,14 @@ impl Exec<'_> {
         for lane in lanes(mask) {
             let value = self.builtin_lane(path, call, operands, lane).map_err(|trouble| trouble.at(lane))?;
             match call.result {
-                Some(Place::Frame(offset)) => {
+                Some(ArgumentPlace::Frame(offset)) => {
                     let width = if call.builtin == Builtin::Malloc { 8 } else { 4 };
                     self.write(lane, Space::Local, u64::from(path.fp + offset), width, value)
                         .map_err(|trouble| trouble.at(lane))?;
                 }
-                Some(Place::Operand(_)) => self.set(path, operands.results[0], &[value; LANES], 1 << lane),
+                Some(ArgumentPlace::Operand(_)) => {
+                    self.set(path, operands.results[0], &[value; LANES], 1 << lane)
+                }
                 None => {}
             }
         }
@@ -52,7 +54,7 @@ impl Exec<'_> {
         call: &BuiltinCall,
         operands: Operands<'_>,
         lane: usize,
-    ) -> Result<u64, Trouble> {
+    ) -> Result<u64, StepError> {
         let first = self.argument(path, call.arguments[0], operands, lane, 8)?;
         match call.builtin {
             Builtin::Malloc => Ok(self.host.malloc(first)),
@@ -81,7 +83,7 @@ impl Exec<'_> {
                     Err(_) => "?".to_owned(),
                 });
                 let [message, file, function] = texts;
-                Err(Trouble::Assert(format!("{file}:{line}: {function}: `{message}`")))
+                Err(StepError::Assert(format!("{file}:{line}: {function}: `{message}`")))
             }
         }
     }
@@ -95,16 +97,16 @@ struct Buffer<'e, 'a> {
 }
 
 impl printf::Arguments for Buffer<'_, '_> {
-    type Error = Trouble;
+    type Error = StepError;
 
-    fn next(&mut self, width: u8) -> Result<u64, Trouble> {
+    fn next(&mut self, width: u8) -> Result<u64, StepError> {
         self.at = self.at.next_multiple_of(u64::from(width));
         let value = self.exec.read(self.lane, Space::Generic, self.at, width)?;
         self.at += u64::from(width);
         Ok(value)
     }
 
-    fn text(&mut self, address: u64) -> Result<Vec<u8>, Trouble> {
+    fn text(&mut self, address: u64) -> Result<Vec<u8>, StepError> {
         self.exec.read_text(self.lane, address)
     }
 }

@@ -1,10 +1,10 @@
 //! Calls and returns: frames of registers and of local memory.
 
-use super::step::{Exec, Flow, Operands, Stop, Trouble};
+use super::step::{Exec, Flow, Operands, StepError, Stop};
 use super::warp::{Frame, LOCAL_LIMIT, MAX_DEPTH, MAX_ROWS, Path, lanes};
 use super::windows;
 use crate::alu::LANES;
-use crate::program::{Call, Op, Place, Transfer};
+use crate::program::{ArgumentPlace, Call, Op, Transfer};
 use crate::types::Space;
 
 const FRAME_ALIGN: u32 = 16;
@@ -28,7 +28,7 @@ impl Exec<'_> {
                     .filter(|index| (*index as usize) < self.grid.program.functions.len());
                 let Some(function) = function else {
                     return Err(
-                        Trouble::Illegal(format!("called {target:#x}, which is no function")).at(first)
+                        StepError::Illegal(format!("called {target:#x}, which is no function")).at(first)
                     );
                 };
                 (
@@ -56,7 +56,7 @@ impl Exec<'_> {
         let base = path.base + program.functions[path.function as usize].registers;
         let (start, rows) = (callee.start, base + callee.registers);
         if sp > LOCAL_LIMIT || path.frames.len() >= MAX_DEPTH || rows > MAX_ROWS {
-            return Err(Trouble::Stack.at(first));
+            return Err(StepError::Stack.at(first));
         }
         if self.warp.registers.len() < rows as usize {
             self.warp.registers.resize(rows as usize, [0; LANES]);
@@ -89,8 +89,8 @@ impl Exec<'_> {
     ) -> Result<(), Stop> {
         let to = frame + transfer.callees;
         match transfer.callers {
-            Place::Frame(offset) => self.copy_local(path.fp + offset, to, transfer.size, mask),
-            Place::Operand(index) => {
+            ArgumentPlace::Frame(offset) => self.copy_local(path.fp + offset, to, transfer.size, mask),
+            ArgumentPlace::Operand(index) => {
                 let values = *self.row(path, operands.sources[usize::from(index) - operands.results.len()]);
                 for lane in lanes(mask) {
                     self.write(lane, Space::Local, u64::from(to), transfer.size as u8, values[lane])
@@ -106,7 +106,7 @@ impl Exec<'_> {
         for lane in lanes(mask) {
             let end = from.max(to) + size;
             if end > LOCAL_LIMIT as usize {
-                return Err(Trouble::Stack.at(lane));
+                return Err(StepError::Stack.at(lane));
             }
             self.local(lane, end).copy_within(from..from + size, to);
         }
@@ -133,8 +133,10 @@ impl Exec<'_> {
             for transfer in &call.returns {
                 let from = callees + transfer.callees;
                 match transfer.callers {
-                    Place::Frame(offset) => self.copy_local(from, path.fp + offset, transfer.size, mask)?,
-                    Place::Operand(index) => {
+                    ArgumentPlace::Frame(offset) => {
+                        self.copy_local(from, path.fp + offset, transfer.size, mask)?
+                    }
+                    ArgumentPlace::Operand(index) => {
                         let row = program.operands[instruction.operands as usize + usize::from(index)];
                         let mut values = [0; LANES];
                         for lane in lanes(mask) {
@@ -158,7 +160,7 @@ impl Exec<'_> {
         let at = path.sp.next_multiple_of(FRAME_ALIGN);
         let end = u64::from(at).saturating_add(largest);
         if end > u64::from(LOCAL_LIMIT) {
-            return Err(Trouble::Stack.at(mask.trailing_zeros() as usize));
+            return Err(StepError::Stack.at(mask.trailing_zeros() as usize));
         }
         path.sp = end as u32;
         self.set(path, operands.results[0], &[u64::from(at); LANES], mask);

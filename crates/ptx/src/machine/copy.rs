@@ -1,6 +1,6 @@
 //! Asynchronous copies, complete when they are issued.
 
-use super::step::{Exec, Stop, Trouble};
+use super::step::{Exec, StepError, Stop};
 use super::warp::{Path, lanes};
 use crate::alu::Lanes;
 use crate::types::Space;
@@ -49,7 +49,7 @@ impl Exec<'_> {
         for lane in lanes(mask) {
             let size = rows[2][lane] as u32 as u64;
             if !size.is_multiple_of(16) {
-                return Err(Trouble::Misaligned { address: size, align: 16 }.at(lane));
+                return Err(StepError::Misaligned { address: size, align: 16 }.at(lane));
             }
             for at in (0..size).step_by(8) {
                 let word = self

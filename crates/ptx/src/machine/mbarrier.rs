@@ -6,7 +6,7 @@
 //! ```
 //! Counts are below 2^20, as documented; outstanding bytes are signed.
 
-use super::step::{Exec, Stop, Trouble};
+use super::step::{Exec, StepError, Stop};
 use super::warp::{Path, lanes};
 use crate::alu::LANES;
 use crate::program::Mbarrier;
@@ -91,7 +91,7 @@ impl Exec<'_> {
         space: Space,
         address: u64,
         value: u64,
-    ) -> Result<u64, Trouble> {
+    ) -> Result<u64, StepError> {
         let before = self.read(lane, space, address, 8)?;
         let mut state = State::unpack(before);
         let mut result = before;
@@ -128,7 +128,7 @@ impl Exec<'_> {
     }
 
     /// Bytes of a copy have arrived.
-    pub fn complete_bytes(&mut self, lane: usize, address: u64, bytes: u64) -> Result<(), Trouble> {
+    pub fn complete_bytes(&mut self, lane: usize, address: u64, bytes: u64) -> Result<(), StepError> {
         self.mbarrier_lane(lane, Mbarrier::Complete, Space::Shared, address, bytes).map(|_| ())
     }
 }

@@ -1,7 +1,7 @@
 //! Loads and stores through the state spaces.
 
 use super::access;
-use super::step::{Exec, Stop, Trouble};
+use super::step::{Exec, StepError, Stop};
 use super::warp::{LOCAL_LIMIT, Path, lanes};
 use super::windows::{self, LOCAL, PARAM, SHARED};
 use crate::alu::{LANES, Lanes};
@@ -9,7 +9,7 @@ use crate::program::Access;
 use crate::types::Space;
 
 /// Where an address leads.
-pub(super) enum Place {
+pub(super) enum AddressTarget {
     Device(u64),
     /// Rank of the block, and offset.
     Shared(usize, usize),
@@ -78,8 +78,14 @@ fn sign_extended(value: u64, width: u8, register: u8) -> u64 {
 }
 
 impl Exec<'_> {
-    pub fn place(&self, space: Space, address: u64, bytes: usize, write: bool) -> Result<Place, Trouble> {
-        let illegal = || Trouble::Address { address, write };
+    pub fn place(
+        &self,
+        space: Space,
+        address: u64,
+        bytes: usize,
+        write: bool,
+    ) -> Result<AddressTarget, StepError> {
+        let illegal = || StepError::Address { address, write };
         match space {
             Space::Shared => self.shared_place(address, bytes).ok_or_else(illegal),
             Space::Local => self.local_place(address, bytes).ok_or_else(illegal),
@@ -98,7 +104,7 @@ impl Exec<'_> {
             }
             Space::Generic | Space::Global | Space::Const => {
                 if self.in_ranges(address, bytes as u64) {
-                    Ok(Place::Device(address))
+                    Ok(AddressTarget::Device(address))
                 } else {
                     Err(illegal())
                 }
@@ -111,21 +117,21 @@ impl Exec<'_> {
         self.grid.ranges.iter().any(|range| address >= range.start && end.is_some_and(|end| end <= range.end))
     }
 
-    fn shared_place(&self, address: u64, bytes: usize) -> Option<Place> {
+    fn shared_place(&self, address: u64, bytes: usize) -> Option<AddressTarget> {
         let (rank, offset) = windows::split_shared(address);
         let rank = rank.unwrap_or(self.block.rank) as usize;
         let size = self.cluster.shared.get(rank)?.len();
-        (address < 1 << 32 && offset + bytes <= size).then_some(Place::Shared(rank, offset))
+        (address < 1 << 32 && offset + bytes <= size).then_some(AddressTarget::Shared(rank, offset))
     }
 
-    fn local_place(&self, address: u64, bytes: usize) -> Option<Place> {
+    fn local_place(&self, address: u64, bytes: usize) -> Option<AddressTarget> {
         (address.saturating_add(bytes as u64) <= u64::from(LOCAL_LIMIT))
-            .then_some(Place::Local(address as usize))
+            .then_some(AddressTarget::Local(address as usize))
     }
 
-    fn parameter_place(&self, address: u64, bytes: usize) -> Option<Place> {
+    fn parameter_place(&self, address: u64, bytes: usize) -> Option<AddressTarget> {
         let fits = address.saturating_add(bytes as u64) <= self.grid.parameters.len() as u64;
-        fits.then_some(Place::Parameter(address as usize))
+        fits.then_some(AddressTarget::Parameter(address as usize))
     }
 
     /// A thread's local memory up to `end`, which grows as it is used.
@@ -137,18 +143,18 @@ impl Exec<'_> {
         local
     }
 
-    pub fn read(&mut self, lane: usize, space: Space, address: u64, width: u8) -> Result<u64, Trouble> {
+    pub fn read(&mut self, lane: usize, space: Space, address: u64, width: u8) -> Result<u64, StepError> {
         let bytes = usize::from(width);
         if !address.is_multiple_of(u64::from(width)) {
-            return Err(Trouble::Misaligned { address, align: u32::from(width) });
+            return Err(StepError::Misaligned { address, align: u32::from(width) });
         }
         Ok(match self.place(space, address, bytes, false)? {
-            Place::Device(at) => {
-                access::load(at, width).map_err(|_| Trouble::Address { address, write: false })?
+            AddressTarget::Device(at) => {
+                access::load(at, width).map_err(|_| StepError::Address { address, write: false })?
             }
-            Place::Shared(rank, at) => little_endian(&self.cluster.shared[rank][at..at + bytes]),
-            Place::Local(at) => little_endian(&self.local(lane, at + bytes)[at..at + bytes]),
-            Place::Parameter(at) => little_endian(&self.grid.parameters[at..at + bytes]),
+            AddressTarget::Shared(rank, at) => little_endian(&self.cluster.shared[rank][at..at + bytes]),
+            AddressTarget::Local(at) => little_endian(&self.local(lane, at + bytes)[at..at + bytes]),
+            AddressTarget::Parameter(at) => little_endian(&self.grid.parameters[at..at + bytes]),
         })
     }
 
@@ -159,18 +165,18 @@ impl Exec<'_> {
         address: u64,
         width: u8,
         value: u64,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), StepError> {
         let bytes = usize::from(width);
         if !address.is_multiple_of(u64::from(width)) {
-            return Err(Trouble::Misaligned { address, align: u32::from(width) });
+            return Err(StepError::Misaligned { address, align: u32::from(width) });
         }
         match self.place(space, address, bytes, true)? {
-            Place::Device(at) => {
-                access::store(at, width, value).map_err(|_| Trouble::Address { address, write: true })?;
+            AddressTarget::Device(at) => {
+                access::store(at, width, value).map_err(|_| StepError::Address { address, write: true })?;
             }
-            Place::Shared(rank, at) => put(&mut self.cluster.shared[rank][at..at + bytes], value),
-            Place::Local(at) => put(&mut self.local(lane, at + bytes)[at..at + bytes], value),
-            Place::Parameter(_) => return Err(Trouble::Address { address, write: true }),
+            AddressTarget::Shared(rank, at) => put(&mut self.cluster.shared[rank][at..at + bytes], value),
+            AddressTarget::Local(at) => put(&mut self.local(lane, at + bytes)[at..at + bytes], value),
+            AddressTarget::Parameter(_) => return Err(StepError::Address { address, write: true }),
         }
         Ok(())
     }
@@ -189,7 +195,7 @@ impl Exec<'_> {
     pub fn check_vector(&self, access: &Access, addresses: &Lanes, mask: u32) -> Result<(), Stop> {
         let align = u32::from(access.width) * u32::from(access.count);
         match lanes(mask).find(|lane| !addresses[*lane].is_multiple_of(u64::from(align))) {
-            Some(lane) => Err(Trouble::Misaligned { address: addresses[lane], align }.at(lane)),
+            Some(lane) => Err(StepError::Misaligned { address: addresses[lane], align }.at(lane)),
             None => Ok(()),
         }
     }
@@ -333,7 +339,7 @@ impl Exec<'_> {
     }
 
     /// Bytes of any space up to a zero, for messages.
-    pub fn read_text(&mut self, lane: usize, address: u64) -> Result<Vec<u8>, Trouble> {
+    pub fn read_text(&mut self, lane: usize, address: u64) -> Result<Vec<u8>, StepError> {
         const LONGEST: u64 = 1 << 16;
         let mut text = Vec::new();
         for at in 0..LONGEST {

@@ -23,7 +23,7 @@ pub(crate) enum Progress {
 }
 
 #[derive(PartialEq)]
-enum Ran {
+enum WarpProgress {
     Some,
     Spun,
     Idle,
@@ -40,10 +40,10 @@ impl Cluster {
             for block in &mut self.blocks {
                 for warp in &mut block.warps {
                     match warp.run(grid, host, &mut self.state, &mut block.state)? {
-                        Ran::Some => ran = true,
-                        Ran::Spun => spun = true,
-                        Ran::Idle => {}
-                        Ran::Finished => continue,
+                        WarpProgress::Some => ran = true,
+                        WarpProgress::Spun => spun = true,
+                        WarpProgress::Idle => {}
+                        WarpProgress::Finished => continue,
                     }
                     left = true;
                 }
@@ -167,14 +167,14 @@ impl Warp {
         host: &dyn Host,
         cluster: &mut ClusterState,
         block: &mut BlockState,
-    ) -> Result<Ran, Box<Fault>> {
+    ) -> Result<WarpProgress, Box<Fault>> {
         let mut left = WARP_QUANTUM;
         let mut fair = false;
-        let mut ran = Ran::Idle;
+        let mut ran = WarpProgress::Idle;
         let mut spins = 0;
         while left > 0 {
             if self.paths.is_empty() {
-                return Ok(Ran::Finished);
+                return Ok(WarpProgress::Finished);
             }
             if self.paths.len() > 1 || self.paths[0].state != PathState::Ready {
                 self.wake(cluster, block, &grid.program.code);
@@ -196,13 +196,13 @@ impl Warp {
             if flow == Flow::Yield {
                 spins += 1;
                 if spins > self.paths.len() {
-                    return Ok(Ran::Spun);
+                    return Ok(WarpProgress::Spun);
                 }
             } else {
-                ran = Ran::Some;
+                ran = WarpProgress::Some;
             }
         }
-        Ok(if ran == Ran::Idle { Ran::Spun } else { ran })
+        Ok(if ran == WarpProgress::Idle { WarpProgress::Spun } else { ran })
     }
 
     fn rejoin(&mut self, path: Path) {

@@ -32,11 +32,11 @@ pub(super) enum Flow {
 #[derive(Debug)]
 pub(super) struct Stop {
     pub lane: usize,
-    pub trouble: Trouble,
+    pub trouble: StepError,
 }
 
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum StepError {
     Address { address: u64, write: bool },
     Misaligned { address: u64, align: u32 },
     Stack,
@@ -45,7 +45,7 @@ pub(super) enum Trouble {
     Illegal(String),
 }
 
-impl Trouble {
+impl StepError {
     pub fn at(self, lane: usize) -> Stop {
         Stop { lane, trouble: self }
     }
@@ -164,12 +164,12 @@ impl<'a> Exec<'a> {
     fn fault(&self, path: &Path, stop: Stop) -> Fault {
         let at = location(self.grid, self.block, self.warp, path, stop.lane as u32);
         match stop.trouble {
-            Trouble::Address { address, write } => Fault::IllegalAddress { at, address, write },
-            Trouble::Misaligned { address, align } => Fault::MisalignedAddress { at, address, align },
-            Trouble::Stack => Fault::StackOverflow { at, limit: super::warp::LOCAL_LIMIT },
-            Trouble::Trap => Fault::Trap { at },
-            Trouble::Assert(message) => Fault::Assert { at, message },
-            Trouble::Illegal(message) => Fault::IllegalInstruction { at, message },
+            StepError::Address { address, write } => Fault::IllegalAddress { at, address, write },
+            StepError::Misaligned { address, align } => Fault::MisalignedAddress { at, address, align },
+            StepError::Stack => Fault::StackOverflow { at, limit: super::warp::LOCAL_LIMIT },
+            StepError::Trap => Fault::Trap { at },
+            StepError::Assert(message) => Fault::Assert { at, message },
+            StepError::Illegal(message) => Fault::IllegalInstruction { at, message },
         }
     }
 
@@ -289,9 +289,9 @@ impl<'a> Exec<'a> {
                 }
             }
             Op::Fence => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
-            Op::Trap => return Err(Trouble::Trap.at(mask.trailing_zeros() as usize)),
+            Op::Trap => return Err(StepError::Trap.at(mask.trailing_zeros() as usize)),
             Op::Illegal(message) => {
-                return Err(Trouble::Illegal(message.to_string()).at(mask.trailing_zeros() as usize));
+                return Err(StepError::Illegal(message.to_string()).at(mask.trailing_zeros() as usize));
             }
             Op::Builtin(call) => self.builtin(path, call, operands, mask)?,
             Op::Vote { kind, sync } => self.vote(path, *kind, *sync, operands, mask),
@@ -356,7 +356,7 @@ impl<'a> Exec<'a> {
         let lane = mask.trailing_zeros() as usize;
         let Some(target) = targets.get(index[lane] as u32 as usize) else {
             let message = format!("branch index {} of {} targets", index[lane] as u32, targets.len());
-            return Err(Trouble::Illegal(message).at(lane));
+            return Err(StepError::Illegal(message).at(lane));
         };
         let same =
             lanes(mask).filter(|other| index[*other] == index[lane]).fold(0, |same, other| same | 1 << other);

@@ -1,6 +1,6 @@
 //! Copies of tiles between a tensor and shared memory, as a tensor map describes them.
 
-use super::step::{Exec, Stop, Trouble};
+use super::step::{Exec, StepError, Stop};
 use super::warp::{Path, lanes};
 use crate::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use crate::types::Space;
@@ -86,16 +86,16 @@ impl Exec<'_> {
         Ok(())
     }
 
-    fn read_map(&mut self, lane: usize, address: u64, dimensions: u8) -> Result<TensorMap, Trouble> {
+    fn read_map(&mut self, lane: usize, address: u64, dimensions: u8) -> Result<TensorMap, StepError> {
         let mut bytes = [0; TENSOR_MAP_BYTES];
         for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
             let found = self.read(lane, Space::Generic, address.wrapping_add(8 * at as u64), 8)?;
             word.copy_from_slice(&found.to_le_bytes());
         }
-        let map = TensorMap::decode(&bytes).map_err(Trouble::Illegal)?;
+        let map = TensorMap::decode(&bytes).map_err(StepError::Illegal)?;
         if map.dimensions.len() != usize::from(dimensions) {
             let rank = map.dimensions.len();
-            return Err(Trouble::Illegal(format!(
+            return Err(StepError::Illegal(format!(
                 "a copy of {dimensions} dimensions was given a tensor map of {rank}"
             )));
         }
@@ -110,10 +110,10 @@ impl Exec<'_> {
         shared: u64,
         coordinates: &[i32],
         is_load: bool,
-    ) -> Result<u64, Trouble> {
+    ) -> Result<u64, StepError> {
         let alignment = TILE_ALIGNMENT.max(if map.swizzle > 0 { 128 } else { 0 });
         if !shared.is_multiple_of(alignment) {
-            return Err(Trouble::Misaligned { address: shared, align: alignment as u32 });
+            return Err(StepError::Misaligned { address: shared, align: alignment as u32 });
         }
         let width = map.element_bytes().unwrap_or(1);
         let counts = map.counts();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::access;
-use super::step::{Exec, Operands, Stop, Trouble};
+use super::step::{Exec, Operands, StepError, Stop};
 use super::warp::{Path, lanes};
 use crate::alu::LANES;
 use crate::texture::{AddressMode, At, Detail, Geometry, Image, Point, Unreadable, View, ViewKind};
@@ -60,13 +60,13 @@ pub(crate) enum Query {
     IsSurface,
 }
 
-fn unreadable(Unreadable(address): Unreadable) -> Trouble {
-    Trouble::Address { address, write: false }
+fn unreadable(Unreadable(address): Unreadable) -> StepError {
+    StepError::Address { address, write: false }
 }
 
 impl Exec<'_> {
-    fn view(&self, number: u64, kind: &str) -> Result<Arc<View>, Trouble> {
-        let none = || Trouble::Illegal(format!("{number:#x} is the number of no {kind} object"));
+    fn view(&self, number: u64, kind: &str) -> Result<Arc<View>, StepError> {
+        let none = || StepError::Illegal(format!("{number:#x} is the number of no {kind} object"));
         self.host.view(number).ok_or_else(none)
     }
 
@@ -88,7 +88,7 @@ impl Exec<'_> {
             let ViewKind::Texture(texture) = &view.kind else {
                 let message =
                     format!("{number:#x} is the number of a surface object, not of a texture object");
-                return Err(Trouble::Illegal(message).at(lane));
+                return Err(StepError::Illegal(message).at(lane));
             };
             let point = self.point(path, fetch, sources, lane);
             let found = match fetch.channel {
@@ -149,7 +149,7 @@ impl Exec<'_> {
             let ViewKind::Surface(image) = &view.kind else {
                 let message =
                     format!("{number:#x} is the number of a texture object, not of a surface object");
-                return Err(Trouble::Illegal(message).at(lane));
+                return Err(StepError::Illegal(message).at(lane));
             };
             let mut at = [0; 3];
             for (index, source) in sources[1..1 + coordinates].iter().enumerate() {
@@ -159,7 +159,7 @@ impl Exec<'_> {
             let Some(place) = place else { continue };
             for (index, row) in values.iter_mut().take(count).enumerate() {
                 let address = place + index as u64 * u64::from(surface.width);
-                let failed = |_| Trouble::Address { address, write: surface.store }.at(lane);
+                let failed = |_| StepError::Address { address, write: surface.store }.at(lane);
                 if surface.store {
                     let value = self.row(path, sources[1 + coordinates + index])[lane];
                     access::store(address, surface.width, value).map_err(failed)?;
@@ -222,7 +222,7 @@ fn answer(kind: &ViewKind, query: Query, level: usize) -> u32 {
 
 impl SurfaceAccess {
     /// Where the coordinates lead: the first, beside a layer, in bytes. None where nothing is done.
-    fn place(&self, image: &Image, at: [i32; 3]) -> Result<Option<u64>, Trouble> {
+    fn place(&self, image: &Image, at: [i32; 3]) -> Result<Option<u64>, StepError> {
         let bytes = i64::from(self.width) * i64::from(self.count);
         let row = i64::from(image.size[0]) * image.element_bytes() as i64;
         let [x, y, z] = match self.geometry {
@@ -234,14 +234,14 @@ impl SurfaceAccess {
         }
         .map(i64::from);
         if x % bytes != 0 {
-            return Err(Trouble::Misaligned { address: x as u64, align: bytes as u32 });
+            return Err(StepError::Misaligned { address: x as u64, align: bytes as u32 });
         }
         let most = [row - bytes, i64::from(image.size[1]) - 1, i64::from(image.size[2]) - 1];
         let inside = [x, y, z].iter().zip(most).all(|(at, most)| (0..=most).contains(at));
         let [x, y, z] = match (inside, self.bounds) {
             (true, _) => [x, y, z],
             (_, Bounds::Zero) => return Ok(None),
-            (_, Bounds::Trap) => return Err(Trouble::Trap),
+            (_, Bounds::Trap) => return Err(StepError::Trap),
             (_, Bounds::Clamp) if most[0] < 0 => return Ok(None),
             (_, Bounds::Clamp) => {
                 [x.clamp(0, most[0] / bytes * bytes), y.clamp(0, most[1]), z.clamp(0, most[2])]

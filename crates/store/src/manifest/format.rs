@@ -38,7 +38,7 @@ const DIGITS: usize = 64;
 const NO_CHECKSUM: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 #[derive(Serialize)]
-struct Written<'a> {
+struct SerializedManifest<'a> {
     format: u32,
     checksum: &'a str,
     #[serde(flatten)]
@@ -50,7 +50,7 @@ impl Manifest {
     pub fn to_bytes(&self) -> std::result::Result<Vec<u8>, String> {
         self.check()?;
         let format = if self.halves.is_empty() { WITHOUT_HALVES } else { FORMAT };
-        let written = Written { format, checksum: NO_CHECKSUM, manifest: self };
+        let written = SerializedManifest { format, checksum: NO_CHECKSUM, manifest: self };
         let mut text = serde_json::to_vec_pretty(&written).map_err(|error| error.to_string())?;
         text.push(b'\n');
         if text.len() as u64 > LONGEST_MANIFEST {

@@ -13,7 +13,6 @@ use rekindle_cuda::CUDA_ERROR_INVALID_IMAGE;
 use rekindle_device::{Copy3D, Result, Stream};
 use rekindle_protocol::operation::{Id, NodeAction};
 
-use super::unfold::flat;
 use super::{Body, Client, GraphStep, Recipe, Step};
 
 /// The constants of one piece.
@@ -98,7 +97,7 @@ impl Client {
 impl Bank {
     /// What brings it up to what the program has written.
     pub(super) fn copy(&self) -> Copy3D {
-        flat(self.address, self.from, self.bytes)
+        Copy3D::linear(self.address, self.from, self.bytes)
     }
 }
 

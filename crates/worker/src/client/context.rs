@@ -7,7 +7,7 @@ use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::operation::{Answer, ContextReset, LimitSet, Origin};
 use serde::Serialize;
 
-use super::{Body, Client, Mark, Meeting, StreamObject};
+use super::{Body, Client, EventJoin, Mark, StreamObject};
 use crate::gpus::GpuContext;
 use crate::memory::{Heap, Regions};
 
@@ -22,7 +22,7 @@ pub(crate) struct Context {
     pub legacy_busy: bool,
     /// Streams whose kernels may have printed since the driver last handed out what kernels print.
     pub printing: Vec<Stream>,
-    pub meeting: Meeting,
+    pub meeting: EventJoin,
     /// Events behind the work of streams that were destroyed before it was done.
     pub orphans: Vec<Event>,
     /// Limits that the program set.
@@ -55,7 +55,7 @@ impl Context {
             scratch: Vec::new(),
             legacy_busy: false,
             printing: Vec::new(),
-            meeting: Meeting::default(),
+            meeting: EventJoin::default(),
             orphans: Vec::new(),
             limits: Vec::new(),
             stack: None,

@@ -45,13 +45,13 @@ impl Client {
 
     /// Writes down, once, what the device knows about a fault that ended its context.
     pub(crate) fn note_fault(&mut self, device: usize, code: CuResult) {
-        if !code.is_sticky() || self.fault_noted || self.is_to_be_mended(code) {
+        if !code.is_sticky() || self.fault.is_some() || self.is_to_be_mended(code) {
             return;
         }
-        self.fault_noted = true;
         let words = self.context(device).ok().and_then(|context| context.device.fault());
         let words = words.unwrap_or_else(|| code.to_string());
         log::error!("the context of device {device} has failed: {words}");
+        self.fault = Some(words);
         if let Some(board) = self.board {
             board.set_error(device, code.0);
         }
@@ -76,6 +76,11 @@ impl Client {
             }
             None => false,
         }
+    }
+
+    /// The context that it shares has failed by another client's fault, which is to be mended as one of its own.
+    pub(crate) fn loses_context(&mut self, code: CuResult) {
+        self.is_to_be_mended(code);
     }
 
     /// The fault that was met and is to be mended.

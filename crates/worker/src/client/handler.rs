@@ -68,7 +68,7 @@ impl Handler for Client {
         self.open_data_for_writing(request).into()
     }
 
-    fn data_dump(&mut self, origin: Origin, request: DataDump, _: No) -> Answer<Told<()>> {
+    fn data_dump(&mut self, origin: Origin, request: DataDump, _: No) -> Answer<DataOutcome<()>> {
         self.dump_data(origin, &request).into()
     }
 
@@ -76,19 +76,24 @@ impl Handler for Client {
         self.dump_found(origin, &request)
     }
 
-    fn data_read(&mut self, origin: Origin, request: DataRead<'_>, _: No) -> Answer<Told<(u64, Vec<u8>)>> {
+    fn data_read(
+        &mut self,
+        origin: Origin,
+        request: DataRead<'_>,
+        _: No,
+    ) -> Answer<DataOutcome<(u64, Vec<u8>)>> {
         self.read_data(origin, &request)
     }
 
-    fn exchange_put(&mut self, origin: Origin, request: ExchangePut, _: No) -> Answer<Told<String>> {
+    fn exchange_put(&mut self, origin: Origin, request: ExchangePut, _: No) -> Answer<DataOutcome<String>> {
         self.put_array(origin, request)
     }
 
-    fn exchange_get(&mut self, origin: Origin, request: ExchangeGet<'_>, _: No) -> Answer<Told<u64>> {
+    fn exchange_get(&mut self, origin: Origin, request: ExchangeGet<'_>, _: No) -> Answer<DataOutcome<u64>> {
         self.get_array(origin, request)
     }
 
-    fn exchange_drop(&mut self, origin: Origin, request: ExchangeDrop<'_>, _: No) -> Answer<Told<()>> {
+    fn exchange_drop(&mut self, origin: Origin, request: ExchangeDrop<'_>, _: No) -> Answer<DataOutcome<()>> {
         self.drop_array(origin, request)
     }
 

@@ -14,12 +14,14 @@ use crate::image::Shadow;
 use crate::memory::map_pinned;
 
 impl Client {
-    /// Free and total bytes; what waits to be used again counts as free.
+    /// Free and total bytes; what waits to be used again counts as free, and what waits for its first use does not.
     pub(crate) fn memory_space(&mut self, device: usize) -> Result<(u64, u64)> {
         let (free, total) = self.on(device)?.memory_info()?;
         let kept: u64 = self.context(device)?.freed.iter().map(|freed| freed.room).sum();
         let shadow = self.shadow.as_ref().map_or(0, |shadow| shadow.bytes_of(device));
-        Ok((free.saturating_add(kept).saturating_add(shadow).min(total), total))
+        let unbacked = self.context(device)?.heap.unbacked_bytes();
+        let free = free.saturating_add(kept).saturating_add(shadow).min(total);
+        Ok((free.saturating_sub(unbacked), total))
     }
 
     /// Tries until there is memory for it, or nothing is left that could be given back.

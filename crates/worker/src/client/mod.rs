@@ -9,6 +9,7 @@ mod constants;
 mod context;
 mod events;
 mod faults;
+mod first_use;
 mod graph_changes;
 mod graph_shape;
 mod graphs;
@@ -39,7 +40,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE};
+use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CuResult};
 use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::client::Uncollected;
 use rekindle_protocol::operation::Id;
@@ -52,7 +53,7 @@ use crate::image::Shadow;
 use crate::ipc::Ipc;
 use crate::link::Link;
 use crate::memory::{Heap, VirtualMemory};
-use crate::ondemand::Told;
+use crate::ondemand::HostCopies;
 use crate::printed::ProgramOutput;
 
 pub(crate) use crate::memory::Pinned;
@@ -63,11 +64,11 @@ pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
 pub(crate) use numbers::{Maker, Missed, renumber};
 pub(crate) use objects::{
-    Built, EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, Meeting, ModuleObject,
+    Built, EventJoin, EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject,
     PartObject, StreamObject,
 };
 use outlive::AtRest;
-pub(crate) use outlive::Noted;
+pub(crate) use outlive::NoteProgress;
 pub(crate) use pieces::{Body, GlobalsBuffer, Pieces, load_piece};
 pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
 pub(crate) use room::Room;
@@ -128,9 +129,13 @@ pub(crate) struct Client {
     /// Faults are to be mended, and the program is not to see them.
     pub mending: Option<Mending>,
     /// Copies to the host that are noted where the loss of this worker is to be mended.
-    pub told: Told,
+    pub told: HostCopies,
     /// This worker has started again to mend one.
     pub mended: bool,
+    /// Whatever it has allocated has memory, also where that would come at the first use.
+    pub has_memory_at_once: bool,
+    /// A request was not done for want of memory at its first use: where, and what the program is to be told.
+    lacking: Option<(usize, CuResult)>,
     pub recordings: HashMap<u64, Recording>,
     pub waiting: Waiting,
     /// The program knows where constants of some module in pieces are.
@@ -156,7 +161,7 @@ pub(crate) struct Client {
     /// Its context has failed, and it goes on with what was noted.
     leaving: bool,
     outputs: u32,
-    fault_noted: bool,
+    fault: Option<String>,
 }
 
 /// How many bytes have gone between the host and the GPUs for the program.
@@ -197,8 +202,10 @@ impl Client {
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
             mending: None,
-            told: Told::default(),
+            told: HostCopies::default(),
             mended: false,
+            has_memory_at_once: false,
+            lacking: None,
             recordings: HashMap::new(),
             waiting: Waiting::default(),
             constants_told: false,
@@ -214,7 +221,7 @@ impl Client {
             at_rest: None,
             leaving: false,
             outputs: 0,
-            fault_noted: false,
+            fault: None,
         };
         client.open(0)?;
         Ok(client)
@@ -227,7 +234,10 @@ impl Client {
             // Making a context has made it current.
             self.bound = usize::MAX;
             let gpu = self.gpus.open(device)?;
-            *context = Some(Context::new(gpu, self.gpus.regions.clone()));
+            let context = context.insert(Context::new(gpu, self.gpus.regions.clone()));
+            if self.gpus.waits_for_uses() && !self.has_memory_at_once {
+                context.heap.wait_for_uses();
+            }
         }
         self.bind(device)
     }

@@ -106,7 +106,7 @@ mod tests {
 
     /// How numbers are handed out.
     #[derive(Clone, Copy, Debug)]
-    enum Way {
+    enum NumberOrder {
         Lowest,
         /// The one that was given back last, else the next new one.
         Last,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     struct Numbers {
-        way: Way,
+        way: NumberOrder,
         most: u64,
         next: u64,
         free: Vec<u64>,
@@ -123,7 +123,7 @@ mod tests {
     }
 
     impl Numbers {
-        fn new(way: Way) -> Numbers {
+        fn new(way: NumberOrder) -> Numbers {
             Numbers { way, most: 1 << 20, next: 1, free: Vec::new(), live: BTreeMap::new() }
         }
     }
@@ -134,9 +134,9 @@ mod tests {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             let free = match self.way {
-                Way::Lowest => self.free.iter().copied().min(),
-                Way::Last => self.free.last().copied(),
-                Way::Onward => None,
+                NumberOrder::Lowest => self.free.iter().copied().min(),
+                NumberOrder::Last => self.free.last().copied(),
+                NumberOrder::Onward => None,
             };
             self.free.retain(|number| Some(*number) != free);
             let number = free.unwrap_or(self.next);
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_number_that_somebody_else_has_is_missed_and_nothing_stays() {
-        let mut numbers = Numbers { most: 100, ..Numbers::new(Way::Lowest) };
+        let mut numbers = Numbers { most: 100, ..Numbers::new(NumberOrder::Lowest) };
         assert_eq!(numbers.make(&'x'), Ok(1));
         let wanted = [(1, 'a'), (4, 'b')];
         assert_eq!(renumber(&wanted, &mut numbers), Err(Missed::Number(1, 'a')));
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_made_is_named() {
-        let mut numbers = Numbers::new(Way::Lowest);
+        let mut numbers = Numbers::new(NumberOrder::Lowest);
         let wanted = [(1, 'a'), (2, '!')];
         assert_eq!(renumber(&wanted, &mut numbers), Err(Missed::Failed(2, '!', CUDA_ERROR_INVALID_VALUE)));
         assert_eq!(numbers.live, BTreeMap::new());
@@ -174,7 +174,7 @@ mod tests {
     proptest! {
         #[test]
         fn all_come_out_as_they_were(numbers in proptest::collection::btree_set(1u64..300, 0..40), way in 0..3) {
-            let way = [Way::Lowest, Way::Last, Way::Onward][way as usize];
+            let way = [NumberOrder::Lowest, NumberOrder::Last, NumberOrder::Onward][way as usize];
             let mut numbers: Vec<u64> = numbers.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
             numbers.reverse();
             let wanted: Vec<(u64, char)> = numbers.iter().zip(('a'..='z').cycle()).map(|(n, c)| (*n, c)).collect();

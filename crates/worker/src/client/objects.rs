@@ -29,12 +29,12 @@ pub(crate) struct PartObject {
     pub device: usize,
     pub units: u64,
     pub handle: Part,
-    pub meeting: Meeting,
+    pub meeting: EventJoin,
 }
 
 /// Where the streams of a part, or of a device, meet for an event.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Meeting {
+pub(crate) struct EventJoin {
     /// A stream that waits for them, or that they have waited for; made when it is first needed.
     pub stream: Option<Stream>,
     /// Later streams begin behind what it has.

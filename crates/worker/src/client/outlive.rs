@@ -18,7 +18,7 @@ const MOMENT: Duration = Duration::from_millis(2);
 
 /// How much of a client is noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Noted {
+pub(crate) enum NoteProgress {
     /// It is not at rest.
     Nothing,
     /// There is more to note.
@@ -36,9 +36,9 @@ pub(super) struct AtRest {
 
 impl Client {
     /// Looks whether all that was asked for is done, and notes what is to outlive the context.
-    pub(crate) fn note_rest(&mut self) -> Result<Noted> {
+    pub(crate) fn note_rest(&mut self) -> Result<NoteProgress> {
         if self.obstacle().is_some() || !self.is_at_rest() {
-            return Ok(Noted::Nothing);
+            return Ok(NoteProgress::Nothing);
         }
         let is_noted = self.at_rest.as_ref().is_some_and(|noted| noted.operations == self.operations);
         if !is_noted {
@@ -47,7 +47,7 @@ impl Client {
                 (0..self.contexts.len()).map(|index| self.note_times(index)).collect::<Result<_>>()?;
             self.at_rest = Some(AtRest { operations: self.operations, noted: Instant::now(), times });
         }
-        Ok(if self.gpus.keep(Instant::now() + MOMENT)? { Noted::All } else { Noted::Some })
+        Ok(if self.gpus.keep(Instant::now() + MOMENT)? { NoteProgress::All } else { NoteProgress::Some })
     }
 
     /// What keeps it from coming to rest, or from outliving its context at rest.

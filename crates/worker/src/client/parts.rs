@@ -9,13 +9,13 @@ use rekindle_protocol::operation::{
     ContextRecord, ContextWait, FIRST_STREAM, Id, PartCreate, PartDestroy, StreamCreateOn,
 };
 
-use super::{Client, Context, Meeting, PartObject, StreamObject};
+use super::{Client, Context, EventJoin, PartObject, StreamObject};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
 
 /// A new stream begins behind what all are to wait for.
-pub(super) fn begin_behind(context: &Context, meeting: Meeting, new: Stream) -> Result<()> {
+pub(super) fn begin_behind(context: &Context, meeting: EventJoin, new: Stream) -> Result<()> {
     let Some(stream) = meeting.stream.filter(|_| meeting.holds) else { return Ok(()) };
     let event = context.device.event_create(super::waiting::SCRATCH_EVENT)?;
     context.device.event_record(event, stream, 0)?;
@@ -36,7 +36,7 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let handle = self.on(device)?.part_create(units)?;
-        self.parts.insert(id, PartObject { device, units, handle, meeting: Meeting::default() })
+        self.parts.insert(id, PartObject { device, units, handle, meeting: EventJoin::default() })
     }
 
     pub(super) fn destroy_part(&mut self, request: PartDestroy) -> Result<()> {

@@ -133,6 +133,10 @@ impl Client {
         if bytes > 0 {
             let alignment = prepared.globals_alignment().max(ALIGNMENT);
             globals.allocation = self.allocate(device, bytes.saturating_add(alignment))?;
+            if let Err(code) = self.back_at(globals.allocation) {
+                self.give_globals(device, globals)?;
+                return Err(code);
+            }
             // Not where it begins: no address of a global can be freed.
             globals.address = (globals.allocation + 1).next_multiple_of(alignment);
             let filled =

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
-use rekindle_device::{Device, Event, Graph, GraphCall, GraphExec, GraphNode, Result, Stream};
-use rekindle_protocol::operation::NodeAction;
+use rekindle_device::{Device, Event, Graph, GraphCall, GraphExec, GraphNode, NodeWork, Result, Stream};
+use rekindle_protocol::operation::{Id, NodeAction};
 
 use super::events::DISABLE_TIMING;
 use super::recipe::Recording;
-use super::{Built, Client, GraphStep, Recipe, Step};
+use super::{Bank, Built, Client, GraphStep, Recipe, Step};
 
 /// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`.
 const EXTERNAL: u32 = 1;
@@ -168,20 +168,23 @@ impl Client {
                 let handle = self.kernel(*function)?.1;
                 let parameters = making.in_parameters(parameters);
                 let bank = self.functions.get(*function)?.bank.filter(|_| making.fills);
-                let filled =
-                    bank.map(|bank| device.graph_add_copy(graph, after, &bank.copy())).transpose()?;
+                let fill = |bank: Bank| device.graph_add(graph, after, NodeWork::Copy(&bank.copy()));
+                let filled = bank.map(fill).transpose()?;
                 let after = filled.as_ref().map_or(after, std::slice::from_ref);
-                device.graph_add_kernel(graph, after, handle, launch, &parameters)
+                let kernel = NodeWork::Kernel { function: handle, launch, parameters: &parameters };
+                device.graph_add(graph, after, kernel)
             }
-            GraphStep::Copy { copy, .. } => device.graph_add_copy(graph, after, copy),
-            GraphStep::Set { set, .. } => device.graph_add_set(graph, after, set),
-            GraphStep::Empty { .. } | GraphStep::Disabled(_) => device.graph_add_empty(graph, after),
+            GraphStep::Copy { copy, .. } => device.graph_add(graph, after, NodeWork::Copy(copy)),
+            GraphStep::Set { set, .. } => device.graph_add(graph, after, NodeWork::Set(set)),
+            GraphStep::Empty { .. } | GraphStep::Disabled(_) => {
+                device.graph_add(graph, after, NodeWork::Empty)
+            }
             GraphStep::Child { recipe, .. } => {
                 if let Some(child) = child.filter(|_| !making.fills) {
-                    return device.graph_add_child(graph, after, child);
+                    return device.graph_add(graph, after, NodeWork::Child(child));
                 }
                 let (child, _) = self.build_as(index, recipe, making.fills)?;
-                let added = device.graph_add_child(graph, after, child);
+                let added = device.graph_add(graph, after, NodeWork::Child(child));
                 // The node has a copy.
                 device.graph_destroy(child)?;
                 added
@@ -216,38 +219,34 @@ impl Client {
             let link = self.link.clone();
             Arc::new(move || link.host_call(token)())
         };
-        match action {
-            NodeAction::Call { token } => device.graph_add_call(graph, after, call(*token)),
-            // Of an event that the program has destroyed meanwhile, nobody can be told.
-            NodeAction::Record { event } => match self.events.get(*event) {
-                Ok(event) => device.graph_add_record(graph, after, event.handle),
-                Err(_) => device.graph_add_empty(graph, after),
-            },
-            NodeAction::Wait { event } => match self.events.get(*event) {
-                Ok(event) => device.graph_add_wait(graph, after, event.handle),
-                Err(_) => device.graph_add_empty(graph, after),
-            },
-            NodeAction::Values(operations) => device.graph_add_values(graph, after, operations),
+        // Of an event that the program has destroyed meanwhile, nobody can be told.
+        let event = |event: Id| self.events.get(event).map(|event| event.handle);
+        let array;
+        let work = match action {
+            NodeAction::Call { token } => NodeWork::Call(call(*token)),
+            NodeAction::Record { event: id } => event(*id).map_or(NodeWork::Empty, NodeWork::Record),
+            NodeAction::Wait { event: id } => event(*id).map_or(NodeWork::Empty, NodeWork::Wait),
+            NodeAction::Values(operations) => NodeWork::Values(operations),
             NodeAction::Staged { copy, token, up: true } => {
-                let staged = device.graph_add_call(graph, after, call(*token))?;
-                device.graph_add_copy(graph, &[staged], copy)
+                let staged = device.graph_add(graph, after, NodeWork::Call(call(*token)))?;
+                return device.graph_add(graph, &[staged], NodeWork::Copy(copy));
             }
             NodeAction::Staged { copy, token, up: false } => {
-                let copied = device.graph_add_copy(graph, after, copy)?;
-                device.graph_add_call(graph, &[copied], call(*token))
+                let copied = device.graph_add(graph, after, NodeWork::Copy(copy))?;
+                return device.graph_add(graph, &[copied], NodeWork::Call(call(*token)));
             }
             NodeAction::CopyArray(copy) => {
-                device.graph_add_array_copy(graph, after, &self.array_copy(index, *copy)?)
+                array = self.array_copy(index, *copy)?;
+                NodeWork::CopyArray(&array)
             }
-            NodeAction::Allocate { .. } | NodeAction::Free { .. } | NodeAction::Empty => {
-                device.graph_add_empty(graph, after)
-            }
+            NodeAction::Allocate { .. } | NodeAction::Free { .. } | NodeAction::Empty => NodeWork::Empty,
             NodeAction::Kernel { .. }
             | NodeAction::Copy(_)
             | NodeAction::Set(_)
             | NodeAction::Child
-            | NodeAction::Conditional { .. } => Err(CUDA_ERROR_INVALID_VALUE),
-        }
+            | NodeAction::Conditional { .. } => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        device.graph_add(graph, after, work)
     }
 
     /// Captures once more what a recording holds.

@@ -19,7 +19,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload};
 use rekindle_ring::STAGING_BYTES;
 
 use super::Client;
-use super::waiting::Behind;
+use super::waiting::TransferFence;
 
 /// A batch is closed when it has grown to this.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -193,7 +193,7 @@ impl Client {
         let Open { device, stream, end, is_down, .. } = open;
         let closed = Closed { device, event, end, down: is_down.then_some(stream) };
         self.threads[ring].lane.closed.push_back(closed);
-        self.waiting.behind = Some(Behind { device, stream, ring, end });
+        self.waiting.behind = Some(TransferFence { device, stream, ring, end });
     }
 
     /// Whether a ring's transfers up to this position are complete, and that is published.

@@ -60,7 +60,7 @@ impl Unfolding {
                 self.node(stream, |after| GraphStep::Kernel { after, function, launch, parameters });
             }
             Step::Copy { to, from, bytes, .. } => {
-                let copy = flat(*to, *from, *bytes);
+                let copy = Copy3D::linear(*to, *from, *bytes);
                 self.node(stream, |after| GraphStep::Copy { after, copy });
             }
             Step::CopyStrided { copy, .. } => {
@@ -122,21 +122,6 @@ impl Unfolding {
 fn at_node(launch: &Launch) -> Launch {
     let attributes = launch.attributes.0.iter().filter(|(id, _)| !OF_STREAMS.contains(id)).cloned().collect();
     Launch { attributes: LaunchAttributes(attributes), ..launch.clone() }
-}
-
-/// A copy of one row.
-pub(super) fn flat(to: u64, from: u64, bytes: u64) -> Copy3D {
-    Copy3D {
-        to,
-        to_pitch: bytes,
-        to_slice: bytes,
-        from,
-        from_pitch: bytes,
-        from_slice: bytes,
-        width: bytes,
-        height: 1,
-        depth: 1,
-    }
 }
 
 impl Recording {

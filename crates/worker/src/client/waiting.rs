@@ -44,7 +44,7 @@ enum Awaited {
 
 /// Nothing was issued to a stream behind these transfers of a ring's.
 #[derive(Clone, Copy)]
-pub(super) struct Behind {
+pub(super) struct TransferFence {
     pub device: usize,
     pub stream: Stream,
     pub ring: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Waiting {
     /// Stream-ordered frees that are not complete yet.
     pub frees: usize,
     /// Transfers behind which an event lies already.
-    pub(super) behind: Option<Behind>,
+    pub(super) behind: Option<TransferFence>,
     /// The program is to stand still.
     is_hurried: bool,
 }
@@ -117,7 +117,7 @@ impl Client {
         stream: Stream,
         then: impl FnOnce(&mut Client) -> Result<T> + 'static,
     ) -> Answer<T> {
-        if let Some(Behind { ring, end, .. }) =
+        if let Some(TransferFence { ring, end, .. }) =
             self.waiting.behind.filter(|behind| (behind.device, behind.stream) == (device, stream))
         {
             return self.later(origin, device, vec![Awaited::Transfers { ring, end }], then);

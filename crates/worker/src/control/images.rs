@@ -9,7 +9,7 @@ use rekindle_protocol::worker::{CacheMemory, Cached, Contents, MOST_DESCRIPTORS,
 
 use super::{Control, is_closed};
 use crate::dispatch::Dispatcher;
-use crate::image::{self, CodeAhead, Shadow, Timer, Wish};
+use crate::image::{self, CodePreCopy, RestoreOptions, Shadow, Timer};
 
 impl Control {
     pub(super) fn save(
@@ -63,7 +63,7 @@ impl Control {
     /// The program runs meanwhile.
     pub(super) fn save_code(&mut self, staging: PathBuf) -> Result<(), String> {
         let codes = self.remote.ask(|dispatcher| dispatcher.client.codes())?;
-        self.code = CodeAhead::write(staging, &codes).map_err(|error| error.to_string())?;
+        self.code = CodePreCopy::write(staging, &codes).map_err(|error| error.to_string())?;
         Ok(())
     }
 
@@ -117,7 +117,7 @@ impl Control {
         let phases = self.work(stream, move |dispatcher, _| {
             let directory = run_directory.into();
             let again = beside;
-            let wish = Wish {
+            let options = RestoreOptions {
                 directory,
                 left,
                 lent,
@@ -127,9 +127,9 @@ impl Control {
                 record,
                 again,
                 journal,
-                ..Wish::default()
+                ..RestoreOptions::default()
             };
-            let phases = image::restore(dispatcher, image.as_ref(), wish, remote.clone())?;
+            let phases = image::restore(dispatcher, image.as_ref(), options, remote.clone())?;
             if let Some(board) = dispatcher.client.board {
                 remote.use_board(board);
             }

@@ -10,7 +10,7 @@ use rekindle_protocol::worker::{Phase, ask};
 use super::Control;
 use crate::dispatch::Dispatcher;
 use crate::image;
-use crate::ondemand::{self, Mend, TakenUp};
+use crate::ondemand::{self, Mend, MendTakeover};
 
 impl Control {
     /// Keeps from now on what another worker would go on from, and tells the daemon of it by the socket that came along.
@@ -19,9 +19,6 @@ impl Control {
         (store, name): (PathBuf, String),
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), String> {
-        if self.is_shared() {
-            return Err("a context that programs share is not mended".to_string());
-        }
         let daemon = descriptors.into_iter().next().ok_or("no socket came along")?;
         let daemon = UnixStream::from(daemon);
         let client = self.link.socket().ok_or("the client has gone")?;
@@ -52,7 +49,7 @@ impl Control {
         let client = descriptors.remove(0);
         let held: Vec<_> = kept.into_iter().zip(descriptors).collect();
         let (remote, directory) = (self.remote.clone(), PathBuf::from(run_directory));
-        let (taken, mut phases): (TakenUp, Vec<Phase>) = self.work(stream, move |dispatcher, _| {
+        let (taken, mut phases): (MendTakeover, Vec<Phase>) = self.work(stream, move |dispatcher, _| {
             ondemand::take_up(dispatcher, held, directory, &remote).map_err(image::Error::Refused)
         })?;
         phases.extend(self.await_loaded()?);

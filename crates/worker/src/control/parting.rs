@@ -8,6 +8,14 @@
 //!
 //! The pipe's other end is the daemon's, and then the other worker's, which ends without the byte if it loses its daemon
 //! before `Resume`. So whoever dies, one of the two goes on with the client, and no daemon is needed to say which.
+//!
+//! Of a program with several processes that use the GPU all halves move, or none. A second pipe has a byte for each of their
+//! workers, here and there, which the daemon alone can write, and writes with one call:
+//!
+//! ```text
+//!   the daemon    ── all bytes at once ──┬─▶ those there: write their own byte, and go on; without `Resume` too
+//!                                        └─▶ those here: end, though their own pipe was closed
+//! ```
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -42,7 +50,9 @@ impl Control {
         if !self.stands_still() || self.parted.is_some() {
             return Err("only a program that stands still can go on with another worker".to_string());
         }
-        let word = descriptors.into_iter().next().ok_or("the pipe did not come along")?;
+        let mut words = descriptors.into_iter().map(PipeEnd::from);
+        let word = words.next().ok_or("the pipe did not come along")?;
+        let all = words.next();
         let client = self.link.socket().ok_or("the client has gone")?;
         let client = client.try_clone().map_err(|error| format!("its socket cannot be shared: {error}"))?;
         let parted = self.remote.ask(|dispatcher| Parted {
@@ -51,7 +61,7 @@ impl Control {
         })?;
         self.hear_no_more();
         self.along.push(client.into());
-        self.parted = Some(word.into());
+        self.parted = Some(Parting { word, all });
         Ok(parted)
     }
 
@@ -63,17 +73,24 @@ impl Control {
         next: u64,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<(), String> {
-        let word = descriptors.pop().ok_or("the pipe did not come along")?;
+        let all = if descriptors.len() > 2 { descriptors.pop().map(PipeEnd::from) } else { None };
+        let word = descriptors.pop().ok_or("the pipe did not come along")?.into();
         self.remote.ask(move |dispatcher: &mut Dispatcher| dispatcher.go_on_with(next))??;
         self.link.set_lent(true);
         self.adopt(pid, driver_attached, descriptors)?;
-        self.word = Some(word.into());
+        self.word = Some(Giving { word, all, driver_attached });
         Ok(())
     }
 
     /// The client is about to go on here, and not where it was.
     pub(super) fn give_word(&mut self) -> Result<(), String> {
-        let Some(mut word) = self.word.take() else { return Ok(()) };
+        let Some(Giving { mut word, mut all, .. }) = self.word.take() else { return Ok(()) };
+        if all.as_mut().is_some_and(|all| !is_said(all)) {
+            let problem =
+                "a program of several processes was to go on here before all of them could".to_string();
+            self.give_back(word, problem.clone());
+            return Err(problem);
+        }
         let given = fault::point("taking-over").map_err(|fault| fault.to_string());
         let given = given.and_then(|()| match word.write_all(&[1]) {
             // The other worker has ended.
@@ -92,16 +109,27 @@ impl Control {
         Ok(())
     }
 
-    /// The daemon has gone before the client was let go on: it goes on where it was. True if this worker ends.
+    /// The daemon has gone before the client was let go on: it goes on where it was, or here, if all halves of the program
+    /// were to by then. True if this worker ends.
     pub(super) fn gives_up(&mut self) -> bool {
-        let Some(word) = self.word.take() else { return false };
+        let Some(Giving { word, all, driver_attached }) = self.word.take() else { return false };
+        if all.is_some_and(|mut all| is_said(&mut all)) {
+            self.word = Some(Giving { word, all: None, driver_attached });
+            return match self.resume(false, driver_attached) {
+                Ok(()) => false,
+                Err(problem) => {
+                    log::error!("a program that has moved here may not go on: {problem}");
+                    self.remote.is_over()
+                }
+            };
+        }
         self.give_back(word, "the daemon has gone while a program was to move here".to_string());
         true
     }
 
     /// The client goes on with the other worker once the word is closed: only when this one neither hears what it says nor
     /// takes its requests.
-    fn give_back(&self, word: Word, problem: String) {
+    fn give_back(&self, word: PipeEnd, problem: String) {
         self.hear_no_more();
         let _ = self.remote.ask(move |dispatcher| dispatcher.end(Ended::Failed(problem)));
         drop(word);
@@ -117,7 +145,8 @@ impl Control {
     /// Waits until there is something to read, or a connection to take, within the limit; or until it is known that the client
     /// has gone on with the other worker.
     pub(super) fn wait_for(&mut self, socket: &impl AsRawFd, limit: Option<Duration>) -> Waited {
-        let word = self.parted.as_ref().filter(|_| !self.taken).map_or(-1, AsRawFd::as_raw_fd);
+        let word =
+            self.parted.as_ref().filter(|_| !self.taken).map_or(-1, |parting| parting.word.as_raw_fd());
         let [is_ready, is_known] = match self.taken {
             false => readable([socket.as_raw_fd(), word], limit),
             true => [false; 2],
@@ -134,11 +163,9 @@ impl Control {
 
     /// The client is to go on here: an error if the other worker has it, or may have it yet.
     pub(super) fn comes_back(&mut self) -> Result<(), String> {
-        let Some(word) = &mut self.parted else { return Ok(()) };
-        if !readable([word.as_raw_fd(), -1], Some(Duration::ZERO))[0] {
-            return Err("the program may go on with another worker yet".to_string());
-        }
-        self.taken = self.taken || word.read(&mut [0]).is_ok_and(|count| count > 0);
+        let Some(parting) = &mut self.parted else { return Ok(()) };
+        let undecided = || "the program may go on with another worker yet".to_string();
+        self.taken = self.taken || parting.is_taken().ok_or_else(undecided)?;
         if self.taken {
             self.link.hand_over();
             return Err("the program has gone on with another worker".to_string());
@@ -158,5 +185,43 @@ pub(super) enum Waited {
     Taken,
 }
 
-/// What both ends of the pipe are.
-pub(super) type Word = File;
+/// An end of a pipe.
+type PipeEnd = File;
+
+/// Where it is told which worker a client goes on with.
+pub(super) struct Parting {
+    word: PipeEnd,
+    /// Where that is told of all halves of the program.
+    all: Option<PipeEnd>,
+}
+
+impl Parting {
+    /// Whether another worker has the client; none while that is not decided.
+    fn is_taken(&mut self) -> Option<bool> {
+        if !readable([self.word.as_raw_fd(), -1], Some(Duration::ZERO))[0] {
+            return None;
+        }
+        if self.word.read(&mut [0]).is_ok_and(|count| count > 0) {
+            return Some(true);
+        }
+        // The other worker is no more: all move without it, or none does.
+        self.word = match self.all.take() {
+            Some(all) => all,
+            None => return Some(false),
+        };
+        self.is_taken()
+    }
+}
+
+/// What another worker is told by that its client goes on here.
+pub(super) struct Giving {
+    word: PipeEnd,
+    /// Where it is told that all halves of the program may go on.
+    all: Option<PipeEnd>,
+    driver_attached: bool,
+}
+
+fn is_said(all: &mut PipeEnd) -> bool {
+    readable([all.as_raw_fd(), -1], Some(Duration::ZERO))[0]
+        && all.read(&mut [0]).is_ok_and(|count| count > 0)
+}

@@ -13,11 +13,13 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rekindle_device::uuid_text;
-use rekindle_protocol::data::{Answer, Filled, Sharer, Version, Want, Wish};
+use rekindle_protocol::data::{Answer, DataRequest, DataRequestHead, Filled, Sharer, Version};
 use rekindle_protocol::frame;
+use rekindle_protocol::worker::DeclaredData;
 
 use super::{Data, connect};
 use crate::client::Client;
+use crate::memory::Hold;
 
 /// How long a program that is restored waits for one that is loading the same data.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -92,6 +94,21 @@ impl Client {
     pub(crate) fn sharer(&self, device: usize) -> Option<Sharer> {
         let gpu = uuid_text(&self.context(device).ok()?.device.info().uuid);
         Some(Sharer { owner: self.exchange.owner.clone()?, gpu })
+    }
+
+    /// What it has of declared data, for the daemon.
+    pub(crate) fn declared_data(&self) -> Vec<DeclaredData> {
+        let row = |(address, declared): (u64, &Declared)| {
+            let buffer = self.context(declared.device).ok()?.heap.buffers().get(&address)?;
+            let hold = buffer.declared?;
+            Some(DeclaredData {
+                url: declared.url.clone(),
+                version: declared.version.clone(),
+                bytes: buffer.bytes,
+                is_shared: hold == Hold::Others,
+            })
+        };
+        self.data.declared().filter_map(row).collect()
     }
 
     /// All of what an image had at this address is there: it is not written to any more.
@@ -185,8 +202,8 @@ fn ask(
 ) -> Result<(Answer, Option<OwnedFd>, UnixStream), frame::FrameError> {
     let stream = connect()?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    let wish = Wish::Join { url: url.to_string(), version: version.clone(), sharer };
-    frame::send(&stream, &Want::new(wish), &[])?;
+    let request = DataRequest::Join { url: url.to_string(), version: version.clone(), sharer };
+    frame::send(&stream, &DataRequestHead::new(request), &[])?;
     let (answer, memories) = frame::receive(&stream)?;
     stream.set_read_timeout(None)?;
     Ok((answer, memories.into_iter().next(), stream))

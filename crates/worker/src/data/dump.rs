@@ -1,27 +1,24 @@
 //! One dump on its way: from a copy on the GPU to memory of the host, and by the memory daemon to its store.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl, posix_fallocate};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use rekindle_cuda::CuResult;
 use rekindle_device::{Access, Device, Event, Stream};
-use rekindle_protocol::data::{Answer, Contents, Expected, Problem, ProblemKind, Version, Want, Wish};
+use rekindle_protocol::data::{
+    Answer, Contents, DataRequest, DataRequestHead, Expected, Problem, ProblemKind, Version,
+};
 use rekindle_protocol::fault;
 use rekindle_protocol::frame::{self, FrameError};
 
-use super::connect;
+use super::errand::Stop;
 use crate::dispatch::Remote;
 use crate::host_memory::HostMemory;
 
-/// For how long the next memory daemon is looked for when there is none, and how often.
-const PATIENCE: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_millis(50);
 /// How often it is looked whether the stream has come that far.
 const LOOK: Duration = Duration::from_micros(200);
 
@@ -32,32 +29,13 @@ pub(super) struct Sealed {
 }
 
 impl Sealed {
-    pub(super) fn new(bytes: u64, gpu: Arc<dyn Device>) -> io::Result<Sealed> {
+    pub(super) fn new(bytes: u64, gpu: &Arc<dyn Device>) -> io::Result<Sealed> {
         let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: makes a descriptor, which is ours alone.
-        let file = unsafe {
-            let number = libc::memfd_create(c"rekindle-dump".as_ptr(), flags);
-            if number < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            File::from(OwnedFd::from_raw_fd(number))
-        };
-        let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-        // SAFETY: changes the size of our file, and what may be done with it.
-        let code = unsafe {
-            match libc::posix_fallocate(file.as_raw_fd(), 0, length) {
-                0 if libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0 => {
-                    return Err(io::Error::last_os_error());
-                }
-                code => code,
-            }
-        };
-        if code != 0 {
-            return Err(io::Error::from_raw_os_error(code));
-        }
-        let descriptor = OwnedFd::from(file);
-        let memory = HostMemory::map(&descriptor, bytes, Access::ReadWrite, gpu)?;
+        let descriptor = memfd_create(c"rekindle-dump", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        posix_fallocate(&descriptor, 0, length)?;
+        let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        fcntl(&descriptor, FcntlArg::F_ADD_SEALS(seals))?;
+        let memory = HostMemory::map_for(&descriptor, bytes, Access::ReadWrite, gpu)?;
         Ok(Sealed { descriptor, memory })
     }
 
@@ -87,58 +65,8 @@ pub(super) struct Job {
     pub remote: Remote,
 }
 
-/// The thread that does it.
-pub(super) struct Dumper {
-    stopped: Arc<Stop>,
-    thread: JoinHandle<()>,
-}
-
-#[derive(Default)]
-struct Stop {
-    told: AtomicBool,
-    /// The connection that it waits at.
-    stream: Mutex<Option<UnixStream>>,
-}
-
-impl Stop {
-    fn is_told(&self) -> bool {
-        self.told.load(Ordering::Acquire)
-    }
-
-    fn stream(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
-        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Dumper {
-    /// `ended` is told how it ended, unless it is stopped.
-    pub(super) fn begin(
-        job: Job,
-        ended: impl FnOnce(Result<Version, Problem>) + Send + 'static,
-    ) -> io::Result<Dumper> {
-        let stopped = Arc::new(Stop::default());
-        let told = stopped.clone();
-        let run = move || {
-            let outcome = job.run(&told);
-            if !told.is_told() {
-                ended(outcome);
-            }
-        };
-        let thread = std::thread::Builder::new().name("dump".into()).spawn(run)?;
-        Ok(Dumper { stopped, thread })
-    }
-
-    pub(super) fn stop(self) {
-        self.stopped.told.store(true, Ordering::Release);
-        if let Some(stream) = self.stopped.stream().take() {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-        }
-        let _ = self.thread.join();
-    }
-}
-
 impl Job {
-    fn run(self, stop: &Stop) -> Result<Version, Problem> {
+    pub(super) fn run(self, stop: &Stop) -> Result<Version, Problem> {
         let failed = |code: CuResult| {
             let sentence = format!(
                 "{} could not be copied from the GPU ({code}); look at the log for what the GPU has met",
@@ -152,7 +80,7 @@ impl Job {
         let descriptor = match (self.from, arrived) {
             (From::Gpu(at), arrived) => {
                 let copied = arrived.map_err(failed).and_then(|()| {
-                    let sealed = Sealed::new(self.bytes, gpu.clone()).map_err(|error| {
+                    let sealed = Sealed::new(self.bytes, &gpu).map_err(|error| {
                         let sentence = format!(
                             "there is no memory of the host for the {} bytes of {} ({error}); free some",
                             self.bytes, self.url
@@ -191,7 +119,7 @@ impl Job {
     }
 }
 
-/// Asks memory daemon after memory daemon: each begins anew, with the same bytes.
+/// The memory daemon writes it, or the next one does, with the same bytes.
 fn put(
     url: &str,
     bytes: u64,
@@ -199,20 +127,13 @@ fn put(
     contents: &OwnedFd,
     stop: &Stop,
 ) -> Result<Version, Problem> {
-    let until = Instant::now() + PATIENCE;
-    let last = loop {
-        match attempt(url, bytes, expected, contents, stop) {
-            Ok(how) => return how,
-            Err(error) if stop.is_told() || Instant::now() > until => break error,
-            Err(error) => log::debug!("the memory daemon is asked again: {error}"),
-        }
-        std::thread::sleep(PAUSE);
-    };
-    let sentence = format!(
-        "{url} cannot be written, for the memory daemon cannot be reached ({last}); look whether rekindled runs, and at the log \
-         memory.log in its state directory"
-    );
-    Err(Problem::new(ProblemKind::Unavailable, sentence))
+    stop.insist(|| attempt(url, bytes, expected, contents, stop)).unwrap_or_else(|last| {
+        let sentence = format!(
+            "{url} cannot be written, for the memory daemon cannot be reached ({last}); look whether rekindled runs, and at the \
+             log memory.log in its state directory"
+        );
+        Err(Problem::new(ProblemKind::Unavailable, sentence))
+    })
 }
 
 /// `Err` where the memory daemon is the problem.
@@ -223,13 +144,9 @@ fn attempt(
     contents: &OwnedFd,
     stop: &Stop,
 ) -> Result<Result<Version, Problem>, FrameError> {
-    let stream = connect()?;
-    *stop.stream() = Some(stream.try_clone()?);
-    if stop.is_told() {
-        return Err(FrameError::Closed);
-    }
-    let wish = Wish::Dump { url: url.to_string(), bytes, expected: expected.clone() };
-    frame::send(&stream, &Want::new(wish), &[])?;
+    let stream = stop.connect()?;
+    let request = DataRequest::Dump { url: url.to_string(), bytes, expected: expected.clone() };
+    frame::send(&stream, &DataRequestHead::new(request), &[])?;
     frame::send(&stream, &Contents {}, &[contents.as_fd()])?;
     match frame::receive(&stream)?.0 {
         Answer::Dumped { version } => Ok(Ok(version)),

@@ -14,10 +14,13 @@ use rekindle_cuda::{
 };
 use rekindle_device::{Result, Stream};
 use rekindle_protocol::data::{Expected, Problem, ProblemKind, Version};
-use rekindle_protocol::operation::{Answer, DataDump, DataDumped, DataFound, Origin, Told, encode_reply};
+use rekindle_protocol::operation::{
+    Answer, DataDump, DataDumped, DataFound, DataOutcome, Origin, encode_reply,
+};
 
 use super::Data;
-use super::dump::{Dumper, From, Job, Sealed};
+use super::dump::{From, Job, Sealed};
+use super::errand::Errand;
 use crate::client::Client;
 use crate::dispatch::Dispatcher;
 
@@ -39,7 +42,7 @@ pub(crate) struct Written {
 enum State {
     /// There was none, or it is in the store.
     Done,
-    UnderWay(Dumper),
+    UnderWay(Errand),
     Failed(Problem),
 }
 
@@ -54,8 +57,8 @@ impl Written {
 
     /// It is not waited for any more. What its store was given already may come to be there.
     pub(super) fn stop(self) {
-        if let State::UnderWay(dumper) = self.state {
-            dumper.stop();
+        if let State::UnderWay(errand) = self.state {
+            errand.stop();
         }
     }
 
@@ -82,7 +85,7 @@ impl Data {
 
 impl Client {
     /// Begins to write what the buffer at this address holds at this place of the stream into its store.
-    pub(crate) fn dump_data(&mut self, origin: Origin, request: &DataDump) -> Result<Told<()>> {
+    pub(crate) fn dump_data(&mut self, origin: Origin, request: &DataDump) -> Result<DataOutcome<()>> {
         let DataDump { device, stream, address } = *request;
         let (device, stream) = self.stream(origin, device, stream)?;
         if self.is_captured(device, stream)? {
@@ -118,12 +121,12 @@ impl Client {
         gpu.event_record(event, stream, 0)?;
         let job = Job { url, bytes, expected, from, event, gpu, copies, device, remote: remote.clone() };
         let ended = move |outcome| remote.run(move |dispatcher| dispatcher.end_dump(address, outcome));
-        let dumper = Dumper::begin(job, ended).map_err(|error| {
+        let errand = Errand::begin("dump", |stop| job.run(stop), ended).map_err(|error| {
             log::error!("cannot start a thread: {error}");
             CUDA_ERROR_OPERATING_SYSTEM
         })?;
         if let Some(written) = self.data.written.get_mut(&address) {
-            written.state = State::UnderWay(dumper);
+            written.state = State::UnderWay(errand);
         }
         Ok(Ok(()))
     }
@@ -145,7 +148,7 @@ impl Client {
             }
             Err(CUDA_ERROR_OUT_OF_MEMORY) => {
                 let gpu = self.context(device)?.device.clone();
-                let sealed = Sealed::new(bytes, gpu).map_err(|error| {
+                let sealed = Sealed::new(bytes, &gpu).map_err(|error| {
                     log::error!("there is no memory for what is dumped: {error}");
                     CUDA_ERROR_OUT_OF_MEMORY
                 })?;

@@ -1,7 +1,7 @@
 //! Which requests wait for data that is on its way, and which are refused as it cannot be had.
 //!
 //! A request that names it (a kernel's arguments, ranges of copies and fills) waits until all of it is there, and so does what
-//! comes after it by CUDA's rules ([`super::aside`]). A kernel may also come to it by an address in memory. That address can have got there
+//! comes after it by CUDA's rules ([`super::deferred`]). A kernel may also come to it by an address in memory. That address can have got there
 //! only by the program's bytes after it was given, since a kernel that was given it has waited: so what brings bytes that
 //! hold it waits too, and all that lets a kernel see memory that the program writes by itself.
 //!
@@ -10,26 +10,14 @@
 use std::ops::Range;
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_device::DEVICE_RANGE;
 use rekindle_protocol::operation::*;
 use rekindle_ring::Record;
 
-use super::aside::{Later, Waits};
-use super::{Data, Load, REFUSED};
+use super::deferred::{DeferredRequests, LoadDependencies};
+use super::{Load, REFUSED};
 use crate::client::Client;
 use crate::dispatch::Admission;
-use crate::ondemand::{Needs, Touched, needs, staged};
-
-/// Of addresses among bytes that a program brings, in structures that are packed too.
-const ALIGNMENT: usize = 4;
-
-/// What a request may come to.
-enum Reach {
-    Nothing,
-    These(Touched),
-    /// Nobody knows.
-    Anything,
-}
+use crate::ondemand::{Needs, RequestReach, TouchedMemory, needs, reach};
 
 /// Whether the next request can be done.
 pub(crate) fn admit(client: &mut Client, ring: usize, record: &Record<'_>) -> Admission {
@@ -41,19 +29,19 @@ pub(crate) fn admit(client: &mut Client, ring: usize, record: &Record<'_>) -> Ad
         return Admission::Now;
     }
     let admission = match judge(client, ring, record) {
-        Judged::Refuse => Admission::Refuse(REFUSED),
-        Judged::Now => Later::admit(client, ring, record, None),
-        Judged::Waits(waits) => Later::admit(client, ring, record, Some(waits)),
+        RequestVerdict::Refuse => Admission::Refuse(REFUSED),
+        RequestVerdict::Now => DeferredRequests::admit(client, ring, record, None),
+        RequestVerdict::Waits(waits) => DeferredRequests::admit(client, ring, record, Some(waits)),
     };
     client.data.holds = admission == Admission::Wait;
     admission
 }
 
 /// What is known of a request by what it may come to.
-enum Judged {
+enum RequestVerdict {
     Now,
     Refuse,
-    Waits(Waits),
+    Waits(LoadDependencies),
 }
 
 /// Whether it certainly writes to data that is there, which the GPU would refuse by a fault.
@@ -71,16 +59,20 @@ fn writes_declared(client: &Client, record: &Record<'_>) -> bool {
     })
 }
 
-fn judge(client: &Client, ring: usize, record: &Record<'_>) -> Judged {
+fn judge(client: &Client, ring: usize, record: &Record<'_>) -> RequestVerdict {
     let loading = |load: &&Load| load.is_loading();
     let data = &client.data;
-    let touched = match reach(client, ring, record) {
-        Reach::Nothing => return Judged::Now,
-        Reach::Anything => {
+    let touched = match reached(client, ring, record) {
+        RequestReach::Nothing => return RequestVerdict::Now,
+        RequestReach::Anything => {
             let loads: Vec<usize> = data.loads.iter().filter(loading).map(Load::part).collect();
-            return if loads.is_empty() { Judged::Now } else { Judged::Waits(Waits { loads, named: false }) };
+            return if loads.is_empty() {
+                RequestVerdict::Now
+            } else {
+                RequestVerdict::Waits(LoadDependencies { loads, named: false })
+            };
         }
-        Reach::These(touched) => touched,
+        RequestReach::These(touched, _) => touched,
     };
     let named = data.loads.iter().filter(|load| names(&touched, &load.range()));
     let (loads, failed): (Vec<&Load>, Vec<&Load>) = named.partition(loading);
@@ -89,42 +81,32 @@ fn judge(client: &Client, ring: usize, record: &Record<'_>) -> Judged {
         (false, _)
             if matches!(record.opcode, MemoryFree::OPCODE | MemoryFreeAsync::OPCODE | TensorMap::OPCODE) =>
         {
-            Judged::Now
+            RequestVerdict::Now
         }
-        (false, _) => Judged::Refuse,
-        (true, false) => {
-            Judged::Waits(Waits { loads: loads.into_iter().map(Load::part).collect(), named: true })
-        }
-        (true, true) => Judged::Now,
+        (false, _) => RequestVerdict::Refuse,
+        (true, false) => RequestVerdict::Waits(LoadDependencies {
+            loads: loads.into_iter().map(Load::part).collect(),
+            named: true,
+        }),
+        (true, true) => RequestVerdict::Now,
     }
 }
 
-fn names(touched: &Touched, range: &Range<u64>) -> bool {
+fn names(touched: &TouchedMemory, range: &Range<u64>) -> bool {
     touched.ranges.iter().any(|one| one.start < range.end && range.start < one.end)
         || touched.words.iter().any(|word| range.contains(word))
 }
 
-fn reach(client: &Client, ring: usize, record: &Record<'_>) -> Reach {
-    let Record { opcode, body, trailer, .. } = *record;
-    let at = |address: u64, bytes: u64| {
-        let range = address..address.saturating_add(bytes.max(1));
-        Reach::These(Touched { ranges: vec![range], ..Touched::default() })
-    };
-    let reach = match opcode {
-        Download::OPCODE => postcard::from_bytes(body).map(|Download { from, bytes, .. }| at(from, bytes)),
-        MemoryFree::OPCODE => postcard::from_bytes(body).map(|MemoryFree { address, .. }| at(address, 1)),
+/// Nobody knows what a request comes to whose bytes hold an address of data that is on its way.
+fn reached(client: &Client, ring: usize, record: &Record<'_>) -> RequestReach {
+    let body = record.body;
+    let reached = match record.opcode {
+        MemoryFree::OPCODE => {
+            postcard::from_bytes(body).map(|MemoryFree { address, .. }| RequestReach::at(address, 1))
+        }
         MemoryFreeAsync::OPCODE => {
-            postcard::from_bytes(body).map(|MemoryFreeAsync { address, .. }| at(address, 1))
+            postcard::from_bytes(body).map(|MemoryFreeAsync { address, .. }| RequestReach::at(address, 1))
         }
-        ExchangePut::OPCODE => {
-            postcard::from_bytes(body).map(|ExchangePut { address, bytes, .. }| at(address, bytes))
-        }
-        DataDump::OPCODE => postcard::from_bytes(body).map(|DataDump { address, .. }| at(address, 1)),
-        WaitValue::OPCODE => postcard::from_bytes(body).map(|WaitValue { address, .. }| at(address, 8)),
-        WriteValue::OPCODE => postcard::from_bytes(body).map(|WriteValue { address, value, .. }| {
-            let range = address..address.saturating_add(8);
-            Reach::These(Touched { ranges: vec![range], words: vec![value], ..Touched::default() })
-        }),
         ContextReset::OPCODE
         | GraphAdd::OPCODE
         | GraphAddKernel::OPCODE
@@ -138,61 +120,21 @@ fn reach(client: &Client, ring: usize, record: &Record<'_>) -> Reach {
         | GraphSetSet::OPCODE
         | GraphSetChild::OPCODE
         | GraphSetChildInside::OPCODE
-        | GraphExecUpdate::OPCODE => Ok(Reach::Anything),
-        _ => Ok(match needs(client, opcode, body, trailer) {
-            Needs::Look(touched) => Reach::These(touched),
-            Needs::Memory(touched) => brought(client, ring, record, touched),
-            Needs::All if opcode == GraphLaunch::OPCODE => Reach::Anything,
-            // It waits, or makes something, and comes to no memory of the program's.
-            Needs::All => Reach::Nothing,
-        }),
+        | GraphExecUpdate::OPCODE => Ok(RequestReach::Anything),
+        _ => {
+            let loading = || client.data.loads.iter().filter(|load| load.is_loading()).map(Load::range);
+            let first = loading().map(|range| range.start).min().unwrap_or(0);
+            let last = loading().map(|range| range.end).max().unwrap_or(0);
+            match reach(client, ring, record, &(first..last)) {
+                RequestReach::These(_, found)
+                    if found.iter().any(|word| loading().any(|range| range.contains(word))) =>
+                {
+                    Ok(RequestReach::Anything)
+                }
+                other => Ok(other),
+            }
+        }
     };
     // Whoever does it finds out that it is nonsense.
-    reach.unwrap_or(Reach::Nothing)
-}
-
-/// With the words that the request brings along.
-fn brought(client: &Client, ring: usize, record: &Record<'_>, touched: Touched) -> Reach {
-    let pinned = |range: &Range<u64>| {
-        client.pinned.iter().any(|own| own.address <= range.start && range.end <= own.address + own.bytes)
-    };
-    if touched.words.iter().any(|word| pinned(&(*word..*word + 1))) {
-        return Reach::Anything;
-    }
-    match record.opcode {
-        Upload::OPCODE => match staged(client, ring, record) {
-            Some(bytes) if holds(&client.data, bytes.as_ptr(), bytes.len()) => return Reach::Anything,
-            Some(_) => {}
-            None => return Reach::Nothing,
-        },
-        Copy::OPCODE => {
-            let Ok(Copy { from, bytes, .. }) = postcard::from_bytes(record.body) else {
-                return Reach::Nothing;
-            };
-            let range = from..from.saturating_add(bytes);
-            if pinned(&range) && holds(&client.data, from as *const u8, bytes as usize) {
-                return Reach::Anything;
-            }
-        }
-        _ => {
-            if touched.ranges.iter().any(|range| !DEVICE_RANGE.contains(&range.start)) {
-                return Reach::Anything;
-            }
-        }
-    }
-    Reach::These(touched)
-}
-
-/// Whether one of these bytes' words is an address of data that is on its way. The memory is mapped in this process; the
-/// program may write to it meanwhile, which leaves as open what is copied from there as what is found here.
-fn holds(data: &Data, bytes: *const u8, count: usize) -> bool {
-    let loading: Vec<Range<u64>> =
-        data.loads.iter().filter(|load| load.is_loading()).map(Load::range).collect();
-    let first = loading.iter().map(|range| range.start).min().unwrap_or(u64::MAX);
-    let last = loading.iter().map(|range| range.end).max().unwrap_or(0);
-    (0..(count + 1).saturating_sub(size_of::<u64>())).step_by(ALIGNMENT).any(|at| {
-        // SAFETY: eight bytes inside of what the caller has, from wherever they begin.
-        let word = unsafe { bytes.add(at).cast::<u64>().read_unaligned() };
-        (first..last).contains(&word) && loading.iter().any(|range| range.contains(&word))
-    })
+    reached.unwrap_or(RequestReach::Nothing)
 }

@@ -3,8 +3,8 @@
 //! ```text
 //!   program      DataLoad ─▶ address ┄ launch(address) ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ goes when all is there ─▶
 //!   dispatch       │ addresses           └ waits ([`hold`])        ▲ mapped for the program
-//!   a thread       └▶ memory daemon: Ready ─ Ready ─ … ─ Whole ────┤
-//!   GPU                 │ └ copied through a window, piece by piece │
+//!   an errand      └▶ memory daemon: Ready ─ Ready ─ … ─ Whole ────┤
+//!   GPU                 │ └ poured into a window, block by block    │
 //!                       └ OnGpu: memory that others have too ───────┘
 //! ```
 //!
@@ -12,12 +12,15 @@
 //! which programs of one owner have together ([`declared`]). What cannot be had is never mapped, and requests that name it
 //! are refused until the program frees it.
 
-mod aside;
+mod basin;
 mod declared;
+mod deferred;
 mod dump;
 mod dumped;
+mod errand;
 mod hold;
 mod load;
+mod pour;
 mod read;
 
 use std::collections::BTreeMap;
@@ -31,13 +34,15 @@ use rekindle_protocol::operation::{Answer, DataFound, DataLoad, DataOpen, DataSt
 
 use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
-use load::{Came, Job, Left, Loader};
+use errand::Errand;
+use load::{Job, LoadOutcome};
 
-pub(crate) use aside::catch_up;
+pub(crate) use basin::Basin;
 pub(crate) use declared::{Declared, Joined, join};
+pub(crate) use deferred::catch_up;
 pub(crate) use dumped::Written;
+pub(crate) use errand::connect;
 pub(crate) use hold::admit;
-pub(crate) use load::connect;
 
 /// What requests that name data which cannot be had are refused with.
 const REFUSED: CuResult = CUDA_ERROR_OPERATING_SYSTEM;
@@ -53,7 +58,7 @@ pub(crate) struct Data {
     /// What the program writes to and dumps, by address.
     written: BTreeMap<u64, Written>,
     /// Requests that wait for some of it.
-    later: aside::Later,
+    later: deferred::DeferredRequests,
     /// The next request waits for some of it.
     holds: bool,
 }
@@ -73,7 +78,7 @@ struct Load {
 
 enum State {
     Loading {
-        loader: Loader,
+        errand: Errand,
         /// Where it is copied to: the window, and the memory there.
         hidden: Option<(u64, Memory)>,
     },
@@ -135,8 +140,8 @@ impl Data {
     /// The program is no more: nothing is loaded for it.
     pub(crate) fn stop(&mut self) {
         for load in self.loads.drain(..) {
-            if let State::Loading { loader, .. } = load.state {
-                loader.stop();
+            if let State::Loading { errand, .. } = load.state {
+                errand.stop();
             }
         }
         self.declared.clear();
@@ -183,17 +188,19 @@ impl Client {
         self.data.begun += 1;
         let (number, url, sharer) =
             (self.data.begun, url.to_string(), self.sharer(device).filter(|_| write.is_none()));
-        let job = Job { number, url: url.clone(), bytes, sharer, write, gpu, stream, remote: remote.clone() };
+        let (basin, remote_of_it) = (self.gpus.basin(device)?, remote.clone());
+        let job =
+            Job { number, url: url.clone(), bytes, sharer, write, gpu, stream, basin, remote: remote_of_it };
         let ended = move |outcome| remote.run(move |dispatcher| dispatcher.end_data(number, outcome));
-        let loader = match Loader::begin(job, ended) {
-            Ok(loader) => loader,
+        let errand = match Errand::begin("data", move |stop| job.run(stop), ended) {
+            Ok(errand) => errand,
             Err(error) => {
                 log::error!("cannot start a thread: {error}");
                 self.heap(device)?.give_addresses(address, room);
                 return Err(REFUSED);
             }
         };
-        let state = State::Loading { loader, hidden: None };
+        let state = State::Loading { errand, hidden: None };
         self.data.loads.push(Load { number, device, url, address, bytes, room, state, waiting: Vec::new() });
         Ok(address)
     }
@@ -258,13 +265,13 @@ impl Client {
 }
 
 impl Client {
-    /// Maps what has come at the program's address: what it was copied from, if it was.
+    /// Maps what has come at the program's address: whether it was copied into the window.
     fn show_data(
         &mut self,
         load: &Load,
         hidden: Option<(u64, Memory)>,
-        came: Came,
-    ) -> std::result::Result<Option<Left>, Problem> {
+        came: LoadOutcome,
+    ) -> std::result::Result<bool, Problem> {
         let (device, address, bytes) = (load.device, load.address, load.bytes);
         let sizes = (bytes, load.room);
         let on = |client: &mut Client, show: &dyn Fn(&mut crate::memory::Heap) -> Result<()>| {
@@ -272,25 +279,25 @@ impl Client {
         };
         let row = |version| Declared::new(device, &load.url, version, bytes);
         match came {
-            Came::Copied { left, version, connection } => {
+            LoadOutcome::Copied { version, connection } => {
                 let Some((_, memory)) = hidden else { return Err(load::unmapped(REFUSED)) };
                 on(self, &|heap| heap.show(address, sizes, memory, false))?;
                 self.data.declared.insert(address, row(version).filling(connection));
                 self.offer_declared(address);
-                Ok(Some(left))
+                Ok(true)
             }
-            Came::Own { left, expected } => {
+            LoadOutcome::Own { expected } => {
                 let Some((_, memory)) = hidden else { return Err(load::unmapped(REFUSED)) };
                 on(self, &|heap| heap.show(address, sizes, memory, true))?;
                 self.data.written.insert(address, Written::new(device, &load.url, bytes, expected));
-                Ok(Some(left))
+                Ok(true)
             }
-            Came::Shared { memory, room, version, connection } if room == load.room => {
+            LoadOutcome::Shared { memory, room, version, connection } if room == load.room => {
                 on(self, &|heap| heap.show_declared(address, sizes, memory.as_fd()))?;
                 self.data.declared.insert(address, row(version).held(connection, memory));
-                Ok(None)
+                Ok(false)
             }
-            Came::Shared { .. } => Err(load::unmapped(CUDA_ERROR_INVALID_VALUE)),
+            LoadOutcome::Shared { .. } => Err(load::unmapped(CUDA_ERROR_INVALID_VALUE)),
         }
     }
 
@@ -304,7 +311,7 @@ impl Client {
 
 impl Dispatcher {
     /// All of it is there, or it cannot be had.
-    fn end_data(&mut self, number: u64, outcome: std::result::Result<Came, Problem>) {
+    fn end_data(&mut self, number: u64, outcome: std::result::Result<LoadOutcome, Problem>) {
         let client = &mut self.client;
         let Some(at) = client.data.loads.iter().position(|load| load.number == number) else { return };
         let mut load = client.data.loads.swap_remove(at);
@@ -313,15 +320,15 @@ impl Dispatcher {
         let shown = outcome.and_then(|came| client.show_data(&load, hidden, came));
         let waiting = std::mem::take(&mut load.waiting);
         let found = match shown {
-            Ok(left) => {
-                match (left, hidden) {
-                    (Some(left), Some((window, _))) => {
+            Ok(is_copied) => {
+                match hidden {
+                    Some((window, _)) if is_copied => {
                         client.transferred.to_gpu += load.bytes;
-                        self.close_window_later((device, window, room), left);
+                        self.close_window_later(device, window, room);
                     }
                     // Another program had filled its memory meanwhile.
-                    (None, Some(hidden)) => client.remove_hidden(device, room, hidden),
-                    _ => {}
+                    Some(hidden) => client.remove_hidden(device, room, hidden),
+                    None => {}
                 }
                 DataFound { loading: false, problem: None }
             }
@@ -342,19 +349,16 @@ impl Dispatcher {
     }
 
     /// Lets go of what it was loaded through, when that holds up nobody.
-    fn close_window_later(&mut self, (device, window, room): (usize, u64, u64), left: Left) {
+    fn close_window_later(&mut self, device: usize, window: u64, room: u64) {
         let Some(remote) = self.client.data.remote.clone() else { return };
         let Ok(gpu) = self.client.context(device).map(|context| context.device.clone()) else { return };
-        self.later.push(move || {
-            drop(left);
-            match gpu.bind().and_then(|()| gpu.unmap(window, room)) {
-                Ok(()) => remote.run(move |dispatcher| {
-                    if let Ok(heap) = dispatcher.client.heap(device) {
-                        heap.give_addresses(window, room);
-                    }
-                }),
-                Err(code) => log::warn!("the addresses that data was loaded through stay in use: {code}"),
-            }
+        self.later.push(move || match gpu.bind().and_then(|()| gpu.unmap(window, room)) {
+            Ok(()) => remote.run(move |dispatcher| {
+                if let Ok(heap) = dispatcher.client.heap(device) {
+                    heap.give_addresses(window, room);
+                }
+            }),
+            Err(code) => log::warn!("the addresses that data was loaded through stay in use: {code}"),
         });
     }
 }

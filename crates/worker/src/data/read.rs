@@ -3,9 +3,9 @@
 use std::io;
 
 use rekindle_cuda::CUDA_ERROR_OPERATING_SYSTEM;
-use rekindle_protocol::data::{self, Problem, ProblemKind, Want, Wish};
+use rekindle_protocol::data::{self, DataRequest, DataRequestHead, Problem, ProblemKind};
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::operation::{Answer, DataRead, Origin, Told, encode_reply};
+use rekindle_protocol::operation::{Answer, DataOutcome, DataRead, Origin, encode_reply};
 
 use super::connect;
 use crate::client::Client;
@@ -19,7 +19,7 @@ impl Client {
         &mut self,
         origin: Origin,
         request: &DataRead<'_>,
-    ) -> Answer<Told<(u64, Vec<u8>)>> {
+    ) -> Answer<DataOutcome<(u64, Vec<u8>)>> {
         let Some(remote) = self.data.remote() else { return Answer::Now(Err(CUDA_ERROR_OPERATING_SYSTEM)) };
         let DataRead { url, offset, bytes } = *request;
         let (url, bytes) = (url.to_string(), bytes.min(MOST).into());
@@ -32,7 +32,7 @@ impl Client {
                 Err(Problem::new(ProblemKind::Unavailable, sentence))
             });
             let told = read.map_err(|problem| (problem.kind as u32, problem.sentence));
-            let reply = encode_reply::<Told<(u64, Vec<u8>)>>(&Ok(told));
+            let reply = encode_reply::<DataOutcome<(u64, Vec<u8>)>>(&Ok(told));
             remote.run(move |dispatcher| dispatcher.client.reply(origin.ring, &reply));
         };
         match std::thread::Builder::new().name("data".into()).spawn(run) {
@@ -47,7 +47,11 @@ impl Client {
 
 fn ask(url: &str, offset: u64, bytes: u64) -> Result<Result<(u64, Vec<u8>), Problem>, FrameError> {
     let stream = connect()?;
-    frame::send(&stream, &Want::new(Wish::Read { url: url.to_string(), offset, bytes }), &[])?;
+    frame::send(
+        &stream,
+        &DataRequestHead::new(DataRequest::Read { url: url.to_string(), offset, bytes }),
+        &[],
+    )?;
     match frame::receive(&stream)?.0 {
         data::Answer::Bytes { total, bytes: found } if found.len() as u64 <= bytes => Ok(Ok((total, found))),
         data::Answer::Failed(problem) => Ok(Err(problem)),

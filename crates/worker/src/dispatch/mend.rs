@@ -44,6 +44,11 @@ impl Dispatcher {
         lacks && self.mend.as_mut().is_some_and(|mend| mend.give_way(&mut self.client))
     }
 
+    /// Whether its context was lost and another worker mends that.
+    pub(crate) fn is_mended_elsewhere(&self) -> bool {
+        self.lost_context().is_some()
+    }
+
     /// How the worker ends whose context was lost, if another one mends that.
     pub(super) fn lost_context(&self) -> Option<Ended> {
         let code = self.client.broken()?;

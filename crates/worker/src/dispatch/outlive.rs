@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   requests ──done──┬ none, all is done: noted ┬─────── fault ─▶ Quiesced ┄ Leave ─ Save ─ Part ┄▶ another worker
-//!                    └ at work ─────────────────┼─────── fault ─▶ Running: the program is told
+//!                    └ at work ─────────────────┼─────── fault ─▶ Running: mended elsewhere, or the program is told
 //!   a request at rest asks the context first ───┘
 //! ```
 //!
@@ -19,8 +19,9 @@ use rekindle_protocol::worker::ContextLost;
 
 use super::activity::Quiesced;
 use super::{Activity, Dispatcher};
-use crate::client::Noted;
+use crate::client::NoteProgress;
 use crate::control::Watchers;
+use crate::ondemand::Mend;
 use crate::shared::Health;
 
 /// Why a program whose client leaves its context cannot be brought to a stand.
@@ -89,9 +90,9 @@ impl Dispatcher {
             return nap.min(QUIET);
         }
         match self.client.note_rest() {
-            Ok(Noted::All) => outliving.at_rest = true,
-            Ok(Noted::Some) => return Duration::ZERO,
-            Ok(Noted::Nothing) => return nap.min((quiet / 50).clamp(QUIET, SELDOM)),
+            Ok(NoteProgress::All) => outliving.at_rest = true,
+            Ok(NoteProgress::Some) => return Duration::ZERO,
+            Ok(NoteProgress::Nothing) => return nap.min((quiet / 50).clamp(QUIET, SELDOM)),
             Err(code) => log::debug!("what a client would need to outlive its context cannot be had: {code}"),
         }
         nap
@@ -132,9 +133,20 @@ impl Dispatcher {
             return true;
         }
         outliving.lost = Some(ContextLost::Told);
+        if self.mend.as_ref().is_some_and(Mend::is_on) {
+            self.client.loses_context(code);
+            return true;
+        }
         outliving.tell(ContextLost::Told);
         let why = obstacle.unwrap_or("no daemon is there to have it go on elsewhere");
         log::warn!("{}: its context has failed ({code}), and it is told, for {why}", self.whose());
+        if self.client.has_unbacked() {
+            log::warn!(
+                "{}: {} MB that it has allocated had no memory yet; if a kernel of its own has computed an address there from that of another allocation, run it with --share-memory eager or --mend",
+                self.whose(),
+                self.client.unbacked_bytes() >> 20
+            );
+        }
         true
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_ring::Board;
 
-use super::{Dispatcher, Ended, Rest};
+use super::{Dispatcher, Ended, QuiesceLevel};
 
 type Command = Box<dyn FnOnce(&mut Dispatcher) + Send>;
 
@@ -94,7 +94,7 @@ impl Remote {
     }
 
     /// Waits until a program that makes no more calls has come to such a rest, or to more: which.
-    pub(crate) fn drain(&self, wanted: Rest, limit: Duration) -> Result<Rest, String> {
+    pub(crate) fn drain(&self, wanted: QuiesceLevel, limit: Duration) -> Result<QuiesceLevel, String> {
         let (answer, result) = channel();
         self.run(move |dispatcher| dispatcher.drain(wanted, limit, answer));
         result.recv().unwrap_or_else(|_| Err(self.problem()))

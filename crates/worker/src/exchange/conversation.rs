@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
-use rekindle_protocol::data::{Problem, ProblemKind, Want, Wish};
-use rekindle_protocol::exchange::{self, Answer, Put, Said};
+use rekindle_protocol::data::{DataRequest, DataRequestHead, Problem, ProblemKind};
+use rekindle_protocol::exchange::{self, Answer, ExchangeMessage, Put};
 use rekindle_protocol::frame::{self, FrameError};
 
 use crate::client::Client;
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const HURRY: Duration = Duration::from_secs(5);
 
 /// Who talks, for a program that waits.
-pub(super) struct Talk {
+pub(super) struct ExchangeClient {
     pub remote: Remote,
     pub owner: String,
     /// UUID of the program's GPU, and its number for it.
@@ -27,20 +27,20 @@ pub(super) struct Talk {
     pub device: usize,
 }
 
-impl Talk {
+impl ExchangeClient {
     /// Has a copy kept; its name.
     pub(super) fn put(&self, range: (u64, u64), expiry_ms: u64, uses: u32) -> Result<String, Problem> {
         let (device, bytes) = (self.device, range.1);
         let room =
             self.on_dispatch(move |client| Ok(bytes.next_multiple_of(client.heap(device)?.granularity())))?;
         let put = Put { owner: self.owner.clone(), gpu: self.gpu.clone(), bytes, room, expiry_ms, uses };
-        let stream = ask(exchange::Wish::Put(put), PATIENCE)?;
+        let stream = ask(exchange::ExchangeRequest::Put(put), PATIENCE)?;
         match self.hear(&stream)? {
             (Answer::Room {}, _) => {}
             _ => return Err(misunderstood()),
         }
         let memory = self.on_dispatch(move |client| client.copy_out(device, range))?;
-        frame::send(&stream, &Said::Here {}, &[memory.as_fd()]).map_err(unreachable)?;
+        frame::send(&stream, &ExchangeMessage::Here {}, &[memory.as_fd()]).map_err(unreachable)?;
         match self.hear(&stream)? {
             (Answer::Kept { id }, _) => Ok(id),
             _ => Err(misunderstood()),
@@ -50,7 +50,7 @@ impl Talk {
     /// Where an array of so many bytes is mapped.
     pub(super) fn get(&self, id: &str, wanted: u64) -> Result<u64, Problem> {
         let (owner, gpu) = (self.owner.clone(), self.gpu.clone());
-        let stream = ask(exchange::Wish::Get { owner, gpu, id: id.to_string() }, PATIENCE)?;
+        let stream = ask(exchange::ExchangeRequest::Get { owner, gpu, id: id.to_string() }, PATIENCE)?;
         let (answer, memories) = self.hear(&stream)?;
         let memory = memories.into_iter().next().ok_or_else(misunderstood)?;
         let (Answer::OnGpu { bytes, .. } | Answer::OnHost { bytes, .. }) = answer else {
@@ -78,13 +78,13 @@ impl Talk {
                 match kept {
                     Some(memory) => {
                         // Should nobody hear it, the array stays where it was, and what is mapped here as it is.
-                        let _ = frame::send(&stream, &Said::Here {}, &[memory.as_fd()]);
+                        let _ = frame::send(&stream, &ExchangeMessage::Here {}, &[memory.as_fd()]);
                         self.on_dispatch(move |client| {
                             client.exchange.held.insert(address, stream);
                             Ok(())
                         })?;
                     }
-                    None => drop(frame::send(&stream, &Said::Copied {}, &[])),
+                    None => drop(frame::send(&stream, &ExchangeMessage::Copied {}, &[])),
                 }
                 Ok(address)
             }
@@ -94,7 +94,7 @@ impl Talk {
 
     pub(super) fn drop_array(&self, id: &str, use_only: bool) -> Result<(), Problem> {
         let (owner, id) = (self.owner.clone(), id.to_string());
-        match self.hear(&ask(exchange::Wish::Drop { owner, id, use_only }, PATIENCE)?)?.0 {
+        match self.hear(&ask(exchange::ExchangeRequest::Drop { owner, id, use_only }, PATIENCE)?)?.0 {
             Answer::Done { .. } => Ok(()),
             _ => Err(misunderstood()),
         }
@@ -119,16 +119,16 @@ impl Talk {
 
 /// Has the memory daemon give up one array's memory on a GPU, which the program lacks; false if there is none.
 pub(crate) fn make_room(client: &mut Client, device: usize, gpu: String) -> bool {
-    let freed = ask(exchange::Wish::MakeRoom { gpu, bytes: 1 }, HURRY).and_then(|stream| {
+    let freed = ask(exchange::ExchangeRequest::MakeRoom { gpu, bytes: 1 }, HURRY).and_then(|stream| {
         hear(&stream, |memories, sizes| client.move_out(device, sizes, &memories).is_ok())
     });
     matches!(freed, Ok((Answer::Done { freed: 1.. }, _)))
 }
 
-fn ask(wish: exchange::Wish, patience: Duration) -> Result<UnixStream, Problem> {
+fn ask(request: exchange::ExchangeRequest, patience: Duration) -> Result<UnixStream, Problem> {
     let stream = connect().map_err(|error| unreachable(error.into()))?;
     stream.set_read_timeout(Some(patience)).map_err(|error| unreachable(error.into()))?;
-    frame::send(&stream, &Want::new(Wish::Exchange(wish)), &[]).map_err(unreachable)?;
+    frame::send(&stream, &DataRequestHead::new(DataRequest::Exchange(request)), &[]).map_err(unreachable)?;
     Ok(stream)
 }
 
@@ -141,7 +141,7 @@ fn hear(
         match frame::receive(stream).map_err(unreachable)? {
             (Answer::MoveOut { bytes, room }, memories) => {
                 let done = move_out(memories, (bytes, room));
-                frame::send(stream, &Said::Moved { done }, &[]).map_err(unreachable)?;
+                frame::send(stream, &ExchangeMessage::Moved { done }, &[]).map_err(unreachable)?;
             }
             (Answer::Failed(problem), _) => return Err(problem),
             other => return Ok(other),

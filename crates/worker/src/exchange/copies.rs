@@ -150,7 +150,7 @@ impl Client {
         access: Access,
     ) -> Result<HostMemory> {
         let gpu = self.context(device)?.device.clone();
-        HostMemory::map(memory, bytes, access, gpu).map_err(|error| {
+        HostMemory::map_for(memory, bytes, access, &gpu).map_err(|error| {
             log::error!("memory of the host cannot be mapped: {error}");
             CUDA_ERROR_OPERATING_SYSTEM
         })

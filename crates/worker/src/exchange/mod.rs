@@ -20,12 +20,12 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CuRes
 use rekindle_device::uuid_text;
 use rekindle_protocol::data::{Problem, ProblemKind};
 use rekindle_protocol::operation::{
-    Answer, ExchangeDrop, ExchangeGet, ExchangePut, Origin, Told, encode_reply,
+    Answer, DataOutcome, ExchangeDrop, ExchangeGet, ExchangePut, Origin, encode_reply,
 };
 use serde::Serialize;
 
 use crate::client::Client;
-use conversation::Talk;
+use conversation::ExchangeClient;
 
 /// What one program has of others.
 #[derive(Default)]
@@ -61,7 +61,7 @@ impl Exchange {
 
 impl Client {
     /// Keeps a copy of a range for others. All work on it has ended.
-    pub(crate) fn put_array(&mut self, origin: Origin, request: ExchangePut) -> Answer<Told<String>> {
+    pub(crate) fn put_array(&mut self, origin: Origin, request: ExchangePut) -> Answer<DataOutcome<String>> {
         let ExchangePut { device, address, bytes, expiry_ms, uses } = request;
         if bytes == 0 || !self.has_range(address, bytes) {
             return Answer::Now(Err(CUDA_ERROR_INVALID_VALUE));
@@ -70,14 +70,18 @@ impl Client {
     }
 
     /// Maps what somebody has put.
-    pub(crate) fn get_array(&mut self, origin: Origin, request: ExchangeGet<'_>) -> Answer<Told<u64>> {
+    pub(crate) fn get_array(&mut self, origin: Origin, request: ExchangeGet<'_>) -> Answer<DataOutcome<u64>> {
         let ExchangeGet { device, id, bytes } = request;
         let id = id.to_string();
         self.converse(origin, device.into(), move |talk| talk.get(&id, bytes))
     }
 
     /// What somebody has put is needed no more.
-    pub(crate) fn drop_array(&mut self, origin: Origin, request: ExchangeDrop<'_>) -> Answer<Told<()>> {
+    pub(crate) fn drop_array(
+        &mut self,
+        origin: Origin,
+        request: ExchangeDrop<'_>,
+    ) -> Answer<DataOutcome<()>> {
         let ExchangeDrop { device, id, use_only } = request;
         let id = id.to_string();
         self.converse(origin, device.into(), move |talk| talk.drop_array(&id, use_only))
@@ -88,8 +92,8 @@ impl Client {
         &mut self,
         origin: Origin,
         device: usize,
-        about: impl FnOnce(&Talk) -> Result<T, Problem> + Send + 'static,
-    ) -> Answer<Told<T>> {
+        about: impl FnOnce(&ExchangeClient) -> Result<T, Problem> + Send + 'static,
+    ) -> Answer<DataOutcome<T>> {
         let talk = match self.talk(device) {
             Ok(Ok(talk)) => talk,
             Ok(Err(problem)) => return Answer::Now(Ok(Err(told(problem)))),
@@ -114,7 +118,7 @@ impl Client {
         }
     }
 
-    fn talk(&self, device: usize) -> Result<Result<Talk, Problem>, CuResult> {
+    fn talk(&self, device: usize) -> Result<Result<ExchangeClient, Problem>, CuResult> {
         let gpu = uuid_text(&self.context(device)?.device.info().uuid);
         let remote = self.data.remote().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
         let Some(owner) = self.exchange.owner.clone() else {
@@ -122,7 +126,7 @@ impl Client {
                             `rekindle run` or as a function";
             return Ok(Err(Problem::new(ProblemKind::Unavailable, sentence)));
         };
-        Ok(Ok(Talk { remote, owner, gpu, device }))
+        Ok(Ok(ExchangeClient { remote, owner, gpu, device }))
     }
 
     /// Whether all of a range is memory of the program's.

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use rekindle_cuda::{CUDA_ERROR_UNKNOWN, CuResult};
 use rekindle_store::{Staging, Store};
 
-use super::code_ahead::CodeAhead;
+use super::code_pre_copy::CodePreCopy;
 use super::error::{Error, Result};
 use super::save::{check_globals, devices, graphs, put_state, streams_and_events};
 use super::save_code;
-use super::save_memory::{self, Kept, Window};
+use super::save_memory::{self, MemoryFate, Window};
 use super::state::State;
 use super::timer::Timer;
 use crate::client::Client;
@@ -35,8 +35,8 @@ pub(crate) fn save_bare(client: &mut Client, store: &Path, name: &str) -> Result
     // Threads take it themselves: their rings are where they were.
     state.uncollected.clear();
     graphs(client, &mut state);
-    save_memory::plan(client, &staging, &mut state, Kept::Elsewhere)?;
-    let mut parts = save_code::modules(client, &staging, &mut state, CodeAhead::default())?;
+    save_memory::plan(client, &staging, &mut state, MemoryFate::Elsewhere)?;
+    let mut parts = save_code::modules(client, &staging, &mut state, CodePreCopy::default())?;
     parts.push(put_state(&staging, &state, &mut Timer::start())?);
     draft.adopt(parts)?;
     Ok(draft.commit()?.path().to_path_buf())
@@ -52,7 +52,7 @@ impl Physical {
     }
 
     pub(crate) fn address(&self, serial: u64) -> Option<u64> {
-        self.0.iter().find(|window| window.serial == serial).map(|window| window.place.address)
+        self.0.iter().find(|window| window.serial == serial).map(|window| window.location.address)
     }
 
     pub(crate) fn close(self, client: &mut Client) -> rekindle_device::Result<()> {

@@ -8,13 +8,14 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Access, Device, Memory, Result};
 use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached};
 
+use crate::host_memory::HostMemory;
 use crate::memory::Heap;
 
 /// All memories that this worker was given.
@@ -38,8 +39,13 @@ impl CacheMemories {
     ) -> Result<()> {
         if memory.device.is_some() {
             self.device.insert(memory.number, (memory, descriptor));
-        } else if let Entry::Vacant(place) = self.host.entry(memory.number) {
-            place.insert(Arc::new(HostMemory::map(&descriptor, memory.bytes, device)?));
+        } else if let Entry::Vacant(location) = self.host.entry(memory.number) {
+            let mapped = HostMemory::map(&descriptor, memory.bytes, Access::Read);
+            let mut mapped = mapped.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+            if let Some(Err(code)) = device.map(|device| mapped.register(device)) {
+                log::warn!("a cache in host memory is copied from by the processor: {code}");
+            }
+            location.insert(Arc::new(mapped));
         }
         Ok(())
     }
@@ -132,10 +138,10 @@ impl CacheMemories {
             let bytes = row.count.saturating_mul(CACHE_SLOT);
             let fits = |whole: u64| row.offset.checked_add(bytes).is_some_and(|end| end <= whole);
             let at = match self.host.get(&row.memory) {
-                Some(memory) => Some(At::Host(memory.clone())).filter(|_| fits(memory.bytes)),
+                Some(memory) => Some(CacheLocation::Host(memory.clone())).filter(|_| fits(memory.bytes())),
                 None => {
                     let memory = opened.entry(row.memory).or_insert_with(|| open(row.memory));
-                    memory.clone().filter(|memory| fits(memory.bytes)).map(At::Device)
+                    memory.clone().filter(|memory| fits(memory.bytes)).map(CacheLocation::Device)
                 }
             };
             if let Some(at) = at {
@@ -166,12 +172,12 @@ pub(super) struct Views {
 pub(super) struct Run {
     first: u64,
     count: u64,
-    at: At,
+    at: CacheLocation,
     offset: u64,
 }
 
 #[derive(Clone)]
-pub(super) enum At {
+pub(super) enum CacheLocation {
     Host(Arc<HostMemory>),
     Device(Arc<DeviceMemory>),
 }
@@ -182,15 +188,15 @@ impl Run {
         self.first + self.count - number
     }
 
-    pub(super) fn at(&self) -> &At {
+    pub(super) fn at(&self) -> &CacheLocation {
         &self.at
     }
 
     /// The address of this chunk, in this process or on the device.
     pub(super) fn address(&self, number: u64) -> u64 {
         let base = match &self.at {
-            At::Host(memory) => memory.base as u64,
-            At::Device(memory) => memory.address,
+            CacheLocation::Host(memory) => memory.address(),
+            CacheLocation::Device(memory) => memory.address,
         };
         base + self.offset + (number - self.first) * CACHE_SLOT
     }
@@ -201,55 +207,6 @@ impl Views {
     pub(super) fn find(&self, part: &str, number: u64) -> Option<&Run> {
         let runs = self.parts.get(part)?;
         runs.iter().find(|run| (run.first..run.first + run.count).contains(&number))
-    }
-}
-
-/// Memory of the daemon's that this process can only read.
-pub(super) struct HostMemory {
-    base: *mut u8,
-    bytes: u64,
-    /// What knows it, and is to forget it.
-    registered: Option<Arc<dyn Device>>,
-}
-
-// SAFETY: the mapping is shared memory that is only read, through raw pointers, from whatever thread.
-unsafe impl Send for HostMemory {}
-// SAFETY: as above.
-unsafe impl Sync for HostMemory {}
-
-impl HostMemory {
-    fn map(descriptor: &OwnedFd, bytes: u64, device: Option<&Arc<dyn Device>>) -> Result<HostMemory> {
-        let (flags, number) = (libc::MAP_SHARED, descriptor.as_raw_fd());
-        // SAFETY: a new mapping of an open file, at an address of the kernel's choice.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, libc::PROT_READ, flags, number, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        let mut memory = HostMemory { base: base.cast(), bytes, registered: None };
-        if let Some(device) = device {
-            let known = device.bind().and_then(|()| device.host_register_read_only(base as u64, bytes));
-            match known {
-                Ok(()) => memory.registered = Some(device.clone()),
-                Err(code) => log::warn!("a cache in host memory is copied from by the processor: {code}"),
-            }
-        }
-        Ok(memory)
-    }
-
-    /// Whether devices can copy from it by themselves.
-    pub(super) fn is_registered(&self) -> bool {
-        self.registered.is_some()
-    }
-}
-
-impl Drop for HostMemory {
-    fn drop(&mut self) {
-        if let Some(device) = &self.registered {
-            let _ = device.bind().and_then(|()| device.host_unregister(self.base as u64));
-        }
-        // SAFETY: mapped by `map`, and no load uses it any more: each holds a reference.
-        unsafe { libc::munmap(self.base.cast(), self.bytes as usize) };
     }
 }
 

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rekindle_device::Device;
 use rekindle_store::Part;
 
-use super::block::{Block, Blocks, Gpu, Preparing, Shelf};
+use super::block::{Block, BlockPool, Blocks, Gpu, Preparing};
 use super::disk::Disk;
 use super::error::{Error, Result, device as device_error};
+use super::load_pipeline::LoadPipeline;
 use super::progress::{Piece, Progress};
 use super::source::{Extent, Sources};
-use super::turns::Turns;
 
 /// More threads than this make it slower: they wait for each other in the driver.
 const MOST_THREADS: usize = 12;
@@ -30,7 +30,7 @@ pub(super) const TURNS: usize = 4;
 
 /// Where one part's contents lie.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct PartLocation {
     pub device: usize,
     pub address: u64,
     pub bytes: u64,
@@ -46,13 +46,13 @@ pub(super) fn threads() -> usize {
 }
 
 /// Begins to make the blocks that [`save`] or [`load`] will need, whichever devices they are for.
-pub(super) fn prepare(device: Arc<dyn Device>, shelf: Option<&Arc<Shelf>>) -> Preparing {
-    Blocks::prepare(device, shelf, BLOCK, threads() * TURNS)
+pub(super) fn prepare(device: Arc<dyn Device>, block_pool: Option<&Arc<BlockPool>>) -> Preparing {
+    Blocks::prepare(device, block_pool, BLOCK, threads() * TURNS)
 }
 
 /// Has a shelf hold what [`prepare`] will ask for.
-pub(crate) fn stock(shelf: &Arc<Shelf>) {
-    shelf.stock(BLOCK, threads() * TURNS);
+pub(crate) fn stock(block_pool: &Arc<BlockPool>) {
+    block_pool.stock(BLOCK, threads() * TURNS);
 }
 
 /// As [`prepare`], for a save beside the running program. Blocks are larger: while the program enqueues more than the GPU
@@ -62,8 +62,8 @@ pub(super) fn prepare_beside(device: Arc<dyn Device>) -> Preparing {
 }
 
 /// How far the load of these parts has come: not at all. `order` is of the parts' numbers.
-pub(super) fn to_load(work: &[(Place, &Part)], sources: &Sources<'_>, order: &[usize]) -> Progress {
-    let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
+pub(super) fn to_load(work: &[(PartLocation, &Part)], sources: &Sources<'_>, order: &[usize]) -> Progress {
+    let sizes: Vec<_> = work.iter().map(|(location, _)| location.bytes).collect();
     Progress::new(&sizes, |number, at| sources.cut(work[number].1, at), order)
 }
 
@@ -73,7 +73,7 @@ pub(super) fn load(
     gpus: &Gpus,
     blocks: Option<Preparing>,
     sources: &Sources<'_>,
-    work: &[(Place, &Part)],
+    work: &[(PartLocation, &Part)],
     progress: &Progress,
     stop: &AtomicBool,
     whole: impl Fn(usize) -> Result<()> + Sync,
@@ -91,11 +91,11 @@ pub(super) fn load(
     };
     let disk = Disk::new();
     pieces.on_threads(&mut made, |blocks| {
-        let mut turns = Turns::new(blocks, sources, &disk);
+        let mut turns = LoadPipeline::new(blocks, sources, &disk);
         let mut fills = Vec::new();
         while let Some(Piece { number, range }) = pieces.next()? {
-            let (place, part) = &work[number];
-            let (gpu, address) = (gpu(gpus, place)?, place.address + range.start);
+            let (location, part) = &work[number];
+            let (gpu, address) = (gpu(gpus, location)?, location.address + range.start);
             let extent = Extent { part, range, address };
             if sources.fill(gpu, &extent)? {
                 fills.push(number);
@@ -110,10 +110,10 @@ pub(super) fn load(
     Ok(Some(made))
 }
 
-pub(super) fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {
-    gpus.get(place.device)
-        .and_then(Option::as_ref)
-        .ok_or_else(|| Error::State(format!("a buffer is on device {}, which has no context", place.device)))
+pub(super) fn gpu<'g>(gpus: &'g Gpus, location: &PartLocation) -> Result<&'g Gpu> {
+    gpus.get(location.device).and_then(Option::as_ref).ok_or_else(|| {
+        Error::State(format!("a buffer is on device {}, which has no context", location.device))
+    })
 }
 
 /// All pieces of all parts, for threads to take.

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rekindle_store::{ContentHash, PartWriter};
 
 use super::block::{Block, Blocks, Gpu, Preparing};
-use super::contents::{Gpus, Pieces, Place, TURNS, gpu};
+use super::contents::{Gpus, PartLocation, Pieces, TURNS, gpu};
 use super::error::{Result, device};
 use super::progress::{Piece, Progress};
 
 /// What there is to know of hashes before.
-pub(super) type Known<'k> = dyn Fn(&Place, Range<u64>) -> Option<ContentHash> + Sync + 'k;
+pub(super) type KnownHashes<'k> = dyn Fn(&PartLocation, Range<u64>) -> Option<ContentHash> + Sync + 'k;
 /// A chunk's place in its part, and its hash; without one the processor makes it.
 type Chunk = (Range<u64>, Option<ContentHash>);
 
@@ -29,22 +29,22 @@ enum Step {
 
 /// Bytes of a part, and where they lie.
 pub(super) struct Span<'w> {
-    pub place: Place,
+    pub location: PartLocation,
     /// The first one's place in the part.
     pub from: u64,
     pub writer: &'w PartWriter,
 }
 
 /// All of each part.
-pub(super) fn whole(work: &[(Place, PartWriter)]) -> Vec<Span<'_>> {
-    work.iter().map(|(place, writer)| Span { place: *place, from: 0, writer }).collect()
+pub(super) fn whole(work: &[(PartLocation, PartWriter)]) -> Vec<Span<'_>> {
+    work.iter().map(|(location, writer)| Span { location: *location, from: 0, writer }).collect()
 }
 
 /// What is saved, and how much of it was copied.
 struct Save<'s> {
     gpus: &'s Gpus,
     spans: &'s [Span<'s>],
-    known: &'s Known<'s>,
+    known: &'s KnownHashes<'s>,
     copied: AtomicU64,
 }
 
@@ -54,10 +54,10 @@ pub(super) fn save(
     gpus: &Gpus,
     blocks: Option<Preparing>,
     spans: &[Span<'_>],
-    known: Option<&Known<'_>>,
+    known: Option<&KnownHashes<'_>>,
     stop: &AtomicBool,
 ) -> Result<(u64, Option<Blocks>)> {
-    let sizes: Vec<_> = spans.iter().map(|span| span.place.bytes).collect();
+    let sizes: Vec<_> = spans.iter().map(|span| span.location.bytes).collect();
     let chunk = |number: usize| spans[number].writer.chunk_bytes();
     let blocks =
         blocks.map(Preparing::wait).transpose().map_err(device("pin host memory to copy through"))?;
@@ -89,12 +89,12 @@ pub(super) fn save(
 impl Save<'_> {
     /// Takes the next step with a piece; none if that was the last.
     fn go_on(&self, step: Step, piece: &Piece, block: &mut Block<'_>) -> Result<Option<Step>> {
-        let Span { place, from, writer } = &self.spans[piece.number];
+        let Span { location, from, writer } = &self.spans[piece.number];
         match step {
             Step::Begun => {
                 let chunks = self.chunks(piece);
                 if let [(_, None)] = chunks[..] {
-                    let (gpu, address) = (gpu(self.gpus, place)?, place.address + piece.range.start);
+                    let (gpu, address) = (gpu(self.gpus, location)?, location.address + piece.range.start);
                     let looks = block.look(gpu, address, piece.count());
                     if looks.map_err(device("hash a buffer"))? {
                         return Ok(Some(Step::Hashed));
@@ -124,15 +124,15 @@ impl Save<'_> {
     }
 
     fn chunks(&self, piece: &Piece) -> Vec<Chunk> {
-        let Span { place, writer, .. } = &self.spans[piece.number];
+        let Span { location, writer, .. } = &self.spans[piece.number];
         let starts = (piece.range.start..piece.range.end).step_by(writer.chunk_bytes().max(1) as usize);
         let range = |start: u64| start..(start + writer.chunk_bytes()).min(piece.range.end);
-        starts.map(|start| (range(start), (self.known)(place, range(start)))).collect()
+        starts.map(|start| (range(start), (self.known)(location, range(start)))).collect()
     }
 
     /// Begins to copy what the store does not have.
     fn fetch(&self, mut chunks: Vec<Chunk>, piece: &Piece, block: &mut Block<'_>) -> Result<Option<Step>> {
-        let Span { place, from, writer } = &self.spans[piece.number];
+        let Span { location, from, writer } = &self.spans[piece.number];
         let mut failed = None;
         chunks.retain(|(at, hash)| match hash.map(|hash| writer.enter_known(from + at.start, hash)) {
             None | Some(Ok(false)) => true,
@@ -147,7 +147,7 @@ impl Save<'_> {
         }
         let Some(span) = span_of(&chunks) else { return Ok(None) };
         let count = (span.end - span.start) as usize;
-        let fetched = block.fetch_hashed(gpu(self.gpus, place)?, place.address + span.start, count);
+        let fetched = block.fetch_hashed(gpu(self.gpus, location)?, location.address + span.start, count);
         fetched.map_err(device("copy a buffer out"))?;
         Ok(Some(Step::Copied(chunks)))
     }

@@ -2,18 +2,18 @@
 
 use std::time::Instant;
 
-use rekindle_protocol::worker::{Way, WayTaken};
+use rekindle_protocol::worker::{TransferPath, TransferReport};
 
-use super::ahead::Ahead;
 use super::block::{Gpu, Preparing};
-use super::contents::Place;
+use super::contents::PartLocation;
 use super::copy_out::{self, Span};
 use super::drain::Shadow;
 use super::error::{Result, device};
 use super::partial::Partial;
-use super::shadow::{Copies, Work};
+use super::pre_copy::PreCopy;
+use super::shadow::{Copies, SaveTask};
 use super::timer::Timer;
-use super::way;
+use super::transfer_path;
 use crate::client::Client;
 
 pub(super) enum Cut {
@@ -32,24 +32,30 @@ impl Cut {
         client: &mut Client,
         gpus: &[Option<Gpu>],
         blocks: &mut Option<Preparing>,
-        work: &mut Work,
-        ahead: &Ahead,
+        work: &mut SaveTask,
+        ahead: &PreCopy,
         timer: &mut Timer,
-    ) -> Result<(Cut, WayTaken)> {
+    ) -> Result<(Cut, TransferReport)> {
         client.shadow_gives_way();
-        let places: Vec<Place> = work.iter().map(|(place, _)| *place).collect();
-        let bytes = places.iter().map(|place| place.bytes).sum();
-        let why = way::lack(client, &places).map_err(device("tell its free memory"))?;
+        let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
+        let bytes = places.iter().map(|location| location.bytes).sum();
+        let why = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
         if let Some(made) = Copies::make(client, work)? {
             timer.lap("shadow copy", bytes);
             let why = "the GPU has room for a copy of all".to_string();
-            let taken = WayTaken { way: Way::Shadow, why, bytes, new_bytes: bytes, ..WayTaken::default() };
+            let taken = TransferReport {
+                way: TransferPath::Shadow,
+                why,
+                bytes,
+                new_bytes: bytes,
+                ..TransferReport::default()
+            };
             return Ok((Cut::Whole(made), taken));
         }
         let why = if ahead.why.is_empty() { why.unwrap_or_default() } else { ahead.why.clone() };
         let ahead_bytes = ahead.bytes;
         let taken =
-            WayTaken { way: ahead.way, why, bytes, ahead_bytes, new_bytes: bytes, still_bytes: bytes };
+            TransferReport { way: ahead.way, why, bytes, ahead_bytes, new_bytes: bytes, still_bytes: bytes };
         let Some(preparing) = blocks.take() else { return Ok((Cut::Still, taken)) };
         let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
         let found = Partial::find(client, gpus, &mut ready, work)?;
@@ -64,12 +70,12 @@ impl Cut {
         if copied > 0 {
             timer.lap("shadow copy", copied);
         }
-        let taken = WayTaken { new_bytes: copied + still_bytes, still_bytes, ..taken };
+        let taken = TransferReport { new_bytes: copied + still_bytes, still_bytes, ..taken };
         Ok((Cut::Part(partial), taken))
     }
 
     /// What is to be written at once.
-    pub(super) fn at_once<'w>(&self, work: &'w Work) -> Vec<Span<'w>> {
+    pub(super) fn at_once<'w>(&self, work: &'w SaveTask) -> Vec<Span<'w>> {
         match self {
             Cut::Still | Cut::Whole(_) => copy_out::whole(work),
             Cut::Part(partial) => partial.rest(work),
@@ -104,7 +110,7 @@ impl Cut {
     pub(super) fn drain(
         self,
         client: &mut Client,
-        work: Work,
+        work: SaveTask,
         gpus: Vec<Option<Gpu>>,
         blocks: Option<Preparing>,
         since: Instant,

@@ -58,7 +58,7 @@ pub(super) fn save(client: &Client, staging: &Staging) -> Result<Option<Part>> {
 }
 
 /// What is there already, by the names of parts: memory, and the bytes that the program knows of it.
-pub(super) type There = HashMap<String, (OwnedFd, u64)>;
+pub(super) type PresentMemory = HashMap<String, (OwnedFd, u64)>;
 
 /// Asks for what the image has, in an order that is everybody's, so that two who restore never wait for each other. Each
 /// buffer's bytes are by the names of parts.
@@ -67,10 +67,10 @@ pub(super) fn join(
     image: &Image,
     buffers: &HashMap<String, u64>,
     left: &LeftMemory,
-) -> Result<There> {
+) -> Result<PresentMemory> {
     let mut rows = read(image)?;
     rows.sort_by(|one, other| (&one.url, &one.version.tag).cmp(&(&other.url, &other.version.tag)));
-    let mut there = There::new();
+    let mut there = PresentMemory::new();
     for Row { device, address, bytes, url, version, write } in rows {
         if let Some(expected) = write {
             client.data.note_written(address, Written::new(device, &url, bytes, expected));

@@ -12,7 +12,7 @@ use super::block::Blocks;
 use super::copy_out;
 use super::error::{Error, Result};
 use super::save::describe;
-use super::shadow::Work;
+use super::shadow::SaveTask;
 use crate::client::Room;
 
 /// Parts as the store describes them, and how long it took since the save began.
@@ -191,7 +191,7 @@ impl Draining {
     }
 
     /// All parts are written: so many bytes from here, of which some were copied.
-    pub(super) fn finish(self, work: Work, bytes: u64, copied: u64) -> Result<Drained> {
+    pub(super) fn finish(self, work: SaveTask, bytes: u64, copied: u64) -> Result<Drained> {
         let parts = work.into_iter().map(|(_, writer)| describe(&writer.finish()?));
         let parts = parts.collect::<Result<_>>()?;
         let phase = Phase {

@@ -8,7 +8,7 @@ use rekindle_device::Stream;
 use rekindle_store::ContentHash;
 
 use super::block::{Blocks, Gpu};
-use super::contents::{self, Place};
+use super::contents::{self, PartLocation};
 use super::copy_out;
 use super::error::{Result, device};
 use crate::hashing::{Hasher, SUBTREE, VALUE};
@@ -26,9 +26,14 @@ pub(super) struct Hashing {
 
 impl Hashing {
     /// What cannot be hashed at the end of a place is left out.
-    pub(super) fn of<'p>(index: usize, places: impl Iterator<Item = &'p Place>, values: u64) -> Hashing {
-        let row = |place: &Place| place.address..place.address + place.bytes / SUBTREE * SUBTREE;
-        let rows = places.filter(|place| place.device == index).map(row);
+    pub(super) fn of<'p>(
+        index: usize,
+        places: impl Iterator<Item = &'p PartLocation>,
+        values: u64,
+    ) -> Hashing {
+        let row =
+            |location: &PartLocation| location.address..location.address + location.bytes / SUBTREE * SUBTREE;
+        let rows = places.filter(|location| location.device == index).map(row);
         Hashing { index, rows: rows.filter(|row| !row.is_empty()).collect(), values }
     }
 
@@ -72,11 +77,11 @@ impl Hashes {
     }
 
     /// Of a piece of what lies there; none if it was not hashed as an input.
-    pub(super) fn of(&self, place: &Place, piece: Range<u64>) -> Option<ContentHash> {
-        let begins = place.address + piece.start;
-        let (&(index, begin), values) = self.rows.range(..=(place.device, begins)).next_back()?;
+    pub(super) fn of(&self, location: &PartLocation, piece: Range<u64>) -> Option<ContentHash> {
+        let begins = location.address + piece.start;
+        let (&(index, begin), values) = self.rows.range(..=(location.device, begins)).next_back()?;
         let (bytes, from) = (piece.end - piece.start, begins - begin);
-        if index != place.device || !Hasher::takes(bytes) || bytes > INPUT || !from.is_multiple_of(INPUT) {
+        if index != location.device || !Hasher::takes(bytes) || bytes > INPUT || !from.is_multiple_of(INPUT) {
             return None;
         }
         values.get(values_of(from) as usize..values_of(from + bytes) as usize).map(Hasher::finish)
@@ -89,6 +94,6 @@ pub(super) fn values_of(bytes: u64) -> u64 {
 }
 
 /// What a place takes where others lie behind it: each of its chunks begins where an input does.
-pub(super) fn taken_by(place: &Place) -> u64 {
-    place.bytes.next_multiple_of(INPUT)
+pub(super) fn taken_by(location: &PartLocation) -> u64 {
+    location.bytes.next_multiple_of(INPUT)
 }

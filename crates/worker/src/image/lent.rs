@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rekindle_device::{Access, Memory, Stream};
 
 use super::LeftMemory;
-use super::contents::Place;
+use super::contents::PartLocation;
 use super::error::{Error, Result, device};
 use crate::client::Client;
 
@@ -22,24 +22,28 @@ struct Window {
 }
 
 /// Copies what belongs to each place, and returns how many bytes that were.
-pub(super) fn copy(client: &mut Client, places: Vec<(String, Place)>, lent: &LeftMemory) -> Result<u64> {
-    let find = |(name, place): (String, Place)| match lent.get(&name) {
-        Some(memory) => Ok((place, memory.as_fd())),
+pub(super) fn copy(
+    client: &mut Client,
+    places: Vec<(String, PartLocation)>,
+    lent: &LeftMemory,
+) -> Result<u64> {
+    let find = |(name, location): (String, PartLocation)| match lent.get(&name) {
+        Some(memory) => Ok((location, memory.as_fd())),
         None => Err(Error::State(format!("the other worker has not given {name}"))),
     };
     let places = places.into_iter().map(find).collect::<Result<Vec<_>>>()?;
     copy_all(client, &places).map_err(device("copy its memory from the other GPU"))?;
-    Ok(places.iter().map(|(place, _)| place.bytes).sum())
+    Ok(places.iter().map(|(location, _)| location.bytes).sum())
 }
 
-fn copy_all(client: &mut Client, places: &[(Place, BorrowedFd<'_>)]) -> rekindle_device::Result<()> {
+fn copy_all(client: &mut Client, places: &[(PartLocation, BorrowedFd<'_>)]) -> rekindle_device::Result<()> {
     let mut windows = Vec::with_capacity(places.len());
-    for (number, (place, memory)) in places.iter().enumerate() {
-        let window = open(client, place, *memory)?;
-        let streams = &client.context(place.device)?.gpu.copies;
+    for (number, (location, memory)) in places.iter().enumerate() {
+        let window = open(client, location, *memory)?;
+        let streams = &client.context(location.device)?.gpu.copies;
         // They go on side by side, as far as the GPU can.
         let stream = streams.get(number % streams.len().max(1)).copied().unwrap_or(Stream::LEGACY);
-        client.on(place.device)?.copy(place.address, window.address, place.bytes, stream)?;
+        client.on(location.device)?.copy(location.address, window.address, location.bytes, stream)?;
         windows.push(window);
     }
     for index in 0..client.contexts.len() {
@@ -47,24 +51,28 @@ fn copy_all(client: &mut Client, places: &[(Place, BorrowedFd<'_>)]) -> rekindle
             client.on(index)?.synchronize()?;
         }
     }
-    let close = |((place, _), window): (&(Place, BorrowedFd<'_>), Window)| {
-        let gpu = client.on(place.device)?;
-        gpu.unmap(window.address, place.bytes)?;
+    let close = |((location, _), window): (&(PartLocation, BorrowedFd<'_>), Window)| {
+        let gpu = client.on(location.device)?;
+        gpu.unmap(window.address, location.bytes)?;
         gpu.memory_release(window.memory)?;
-        client.heap(place.device)?.give_addresses(window.address, place.bytes);
+        client.heap(location.device)?.give_addresses(window.address, location.bytes);
         Ok(())
     };
     places.iter().zip(windows).try_for_each(close)
 }
 
-fn open(client: &mut Client, place: &Place, descriptor: BorrowedFd<'_>) -> rekindle_device::Result<Window> {
-    client.bind(place.device)?;
-    let heap = client.heap(place.device)?;
+fn open(
+    client: &mut Client,
+    location: &PartLocation,
+    descriptor: BorrowedFd<'_>,
+) -> rekindle_device::Result<Window> {
+    client.bind(location.device)?;
+    let heap = client.heap(location.device)?;
     let granularity = heap.granularity();
-    let address = heap.take_addresses(place.bytes, granularity, 0)?;
-    let gpu = client.on(place.device)?;
-    let memory = gpu.memory_import(descriptor, place.bytes)?;
-    gpu.map(address, place.bytes, memory)?;
-    gpu.protect(address, place.bytes, Access::Read)?;
+    let address = heap.take_addresses(location.bytes, granularity, 0)?;
+    let gpu = client.on(location.device)?;
+    let memory = gpu.memory_import(descriptor, location.bytes)?;
+    gpu.map(address, location.bytes, memory)?;
+    gpu.protect(address, location.bytes, Access::Read)?;
     Ok(Window { address, memory })
 }

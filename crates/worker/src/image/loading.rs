@@ -18,7 +18,7 @@ use rekindle_store::{Image, Part};
 
 use super::block::{Gpu, Preparing};
 use super::cache::Views;
-use super::contents::Place;
+use super::contents::PartLocation;
 use super::error::{Error, Result, device};
 use super::hidden::{Hidden, Windows};
 use super::resident::Resident;
@@ -27,7 +27,7 @@ use super::source::Sources;
 use super::state::State;
 use super::{contents, restore_memory};
 use crate::client::Client;
-use crate::dispatch::{Activity, Dispatcher, Ended, Later, Remote, Shared};
+use crate::dispatch::{Activity, DeferredWork, Dispatcher, Ended, Remote, Shared};
 use crate::ipc::{Arrivals, Arrived};
 use crate::ondemand::{Journal, OnDemand, Sharing, Spans};
 
@@ -35,7 +35,7 @@ use crate::ondemand::{Journal, OnDemand, Sharing, Spans};
 pub(crate) type Outcome = std::result::Result<Vec<Phase>, String>;
 
 /// What is loaded, and from where.
-pub(super) struct Work {
+pub(super) struct LoadTask {
     pub image: Image,
     pub state: State,
     pub windows: Vec<Window>,
@@ -57,15 +57,15 @@ pub(super) struct Work {
 }
 
 /// What was read from and copied through.
-type Left = Box<dyn Send>;
+type UsedBuffers = Box<dyn Send>;
 
 pub(crate) struct Loading {
-    work: Arc<Work>,
+    work: Arc<LoadTask>,
     remote: Remote,
     /// When the restore began.
     since: Instant,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<(Phase, Left, Arrived)>>>,
+    thread: Option<JoinHandle<Result<(Phase, UsedBuffers, Arrived)>>>,
     waiting: Vec<Sender<Outcome>>,
     on_demand: Option<OnDemand>,
     windows: Vec<Windows>,
@@ -73,15 +73,15 @@ pub(crate) struct Loading {
     loaded: Option<Phase>,
 }
 
-impl Work {
-    fn parts(&self) -> Result<Vec<(Place, &Part)>> {
+impl LoadTask {
+    fn parts(&self) -> Result<Vec<(PartLocation, &Part)>> {
         match &self.hidden {
             Some(hidden) => restore_memory::hidden_work(&self.image, hidden),
             None => restore_memory::work(&self.image, &self.state, &self.windows, &self.left),
         }
     }
 
-    fn order(&self, parts: &[(Place, &Part)]) -> Vec<usize> {
+    fn order(&self, parts: &[(PartLocation, &Part)]) -> Vec<usize> {
         let number = |name: &String| parts.iter().position(|(_, part)| part.name == *name);
         self.order.iter().filter_map(number).collect()
     }
@@ -100,11 +100,9 @@ impl Work {
 pub(super) fn spans(state: &State) -> Spans {
     let mut names = Vec::new();
     let mut spans = Vec::new();
-    for row in state.devices.iter().filter_map(|device| device.context.as_ref()) {
-        for buffer in &row.buffers {
-            spans.push((buffer.address..buffer.address + buffer.bytes, names.len()));
-            names.push(super::state::buffer_part(buffer.address));
-        }
+    for buffer in state.backed() {
+        spans.push((buffer.address..buffer.address + buffer.bytes, names.len()));
+        names.push(super::state::buffer_part(buffer.address));
     }
     let is_own = |serial: u64| !state.physical_shared.imports.contains_key(&serial);
     for row in state.physical.iter().filter(|row| is_own(row.serial)) {
@@ -119,7 +117,7 @@ impl Loading {
     /// Begins it. The dispatch thread ends it, [`Loading::end`], when told by `remote`. `since` is when the restore
     /// began.
     pub(super) fn begin(
-        work: Work,
+        work: LoadTask,
         windows: Vec<Windows>,
         blocks: Option<Preparing>,
         remote: Remote,
@@ -127,7 +125,7 @@ impl Loading {
     ) -> Result<Loading> {
         let work = Arc::new(work);
         let parts = work.parts()?;
-        let bytes: u64 = parts.iter().map(|(place, _)| place.bytes).sum();
+        let bytes: u64 = parts.iter().map(|(location, _)| location.bytes).sum();
         let shared: u64 =
             work.hidden.iter().flatten().filter(|one| one.memory.is_none()).map(|one| one.bytes).sum();
         let progress = {
@@ -172,7 +170,7 @@ impl Loading {
                 from,
                 ..Phase::default()
             };
-            let left: Left = Box::new((blocks, views, resident));
+            let left: UsedBuffers = Box::new((blocks, views, resident));
             Ok((phase, left, arrived))
         };
         let thread = std::thread::Builder::new().name("loading".into()).spawn(load);
@@ -299,7 +297,7 @@ impl Loading {
         }
     }
 
-    fn finish(&mut self, client: &mut Client, later: &mut Later) -> Result<Phase> {
+    fn finish(&mut self, client: &mut Client, later: &mut DeferredWork) -> Result<Phase> {
         let panicked = || Err(Error::Refused("a thread that loaded buffers panicked".to_string()));
         let loaded =
             self.thread.take().map_or_else(panicked, |thread| thread.join().unwrap_or_else(|_| panicked()));

@@ -11,14 +11,13 @@
 //! | `module`, "kernels" | kernels of modules in pieces, as they were cut and loaded |
 //! | `pinned`, named as the file | pinned host memory |
 
-mod ahead;
 mod arrays;
 mod bare;
 mod block;
 mod cache;
 mod cache_fill;
-mod code_ahead;
 mod code_parts;
+mod code_pre_copy;
 mod contents;
 mod copy_out;
 mod cut;
@@ -30,9 +29,11 @@ mod hashed;
 mod hidden;
 mod kernels;
 mod lent;
+mod load_pipeline;
 mod loading;
 mod partial;
 mod pinned;
+mod pre_copy;
 mod progress;
 mod resident;
 mod restore;
@@ -45,32 +46,31 @@ mod shadow;
 mod source;
 mod state;
 mod timer;
-mod turns;
+mod transfer_path;
 mod uncollected;
 mod unwritten;
 mod upload;
 mod waves;
-mod way;
 mod whole;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-pub(crate) use ahead::{Ahead, begin as begin_ahead};
 pub(crate) use bare::{Physical, forget_bare, save_bare};
-pub(crate) use block::{Preparing, Shelf};
+pub(crate) use block::{BlockPool, Preparing, Registered};
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};
-pub(crate) use code_ahead::CodeAhead;
+pub(crate) use code_pre_copy::CodePreCopy;
 pub(crate) use contents::stock;
 pub(crate) use drain::Shadow;
 pub(crate) use error::Error;
 pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;
+pub(crate) use pre_copy::{PreCopy, begin as begin_ahead};
 pub(crate) use progress::Progress;
 pub(crate) use resident::{Registering, register};
-pub(crate) use restore::{Wish, restore};
+pub(crate) use restore::{RestoreOptions, restore};
 pub(crate) use save::{blocks, save};
 pub(crate) use timer::Timer;
 pub(crate) use unwritten::{Marks, mark, unwritten};

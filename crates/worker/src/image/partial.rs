@@ -18,20 +18,20 @@ use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_store::ContentHash;
 
 use super::block::{Blocks, Gpu, Preparing};
-use super::contents::{Place, threads};
+use super::contents::{PartLocation, threads};
 use super::copy_out::Span;
 use super::drain::{Draining, Shadow};
 use super::error::{Error, Result, device};
 use super::hashed::{Hashes, Hashing, INPUT, taken_by, values_of};
-use super::shadow::{Work, stream};
-use super::{copy_out, way};
+use super::shadow::{SaveTask, stream};
+use super::{copy_out, transfer_path};
 use crate::client::{Client, Room};
 
 /// Bytes of a part that are new, and where they lie.
 struct Run {
     number: usize,
     from: u64,
-    place: Place,
+    location: PartLocation,
 }
 
 /// What is new.
@@ -53,7 +53,7 @@ impl Partial {
         client: &mut Client,
         gpus: &[Option<Gpu>],
         blocks: &mut Blocks,
-        work: &Work,
+        work: &SaveTask,
     ) -> Result<Option<Partial>> {
         let mut partial =
             Partial { rooms: Vec::new(), shadowed: Vec::new(), rest: Vec::new(), hashes: HashMap::new() };
@@ -77,12 +77,13 @@ impl Partial {
         client: &mut Client,
         gpus: &[Option<Gpu>],
         blocks: &mut Blocks,
-        work: &Work,
+        work: &SaveTask,
     ) -> Result<Option<Hashes>> {
         let mut all = Vec::new();
         for (index, gpu) in gpus.iter().enumerate() {
-            let places = || work.iter().map(|(place, _)| place).filter(|place| place.device == index);
-            let bytes: u64 = places().map(|place| values_of(place.bytes)).sum();
+            let places =
+                || work.iter().map(|(location, _)| location).filter(|location| location.device == index);
+            let bytes: u64 = places().map(|location| values_of(location.bytes)).sum();
             if bytes == 0 {
                 continue;
             }
@@ -100,17 +101,21 @@ impl Partial {
     }
 
     /// Chunks of one part come in order.
-    fn add(&mut self, work: &Work, (number, chunk, hash): New) {
-        let Place { device, address, .. } = work[number].0;
+    fn add(&mut self, work: &SaveTask, (number, chunk, hash): New) {
+        let PartLocation { device, address, .. } = work[number].0;
         let (address, bytes) = (address + chunk.start, chunk.end - chunk.start);
         if let Some(hash) = hash {
             self.hashes.insert((device, address), hash);
         }
         match self.rest.last_mut() {
-            Some(run) if run.number == number && run.from + run.place.bytes == chunk.start => {
-                run.place.bytes += bytes;
+            Some(run) if run.number == number && run.from + run.location.bytes == chunk.start => {
+                run.location.bytes += bytes;
             }
-            _ => self.rest.push(Run { number, from: chunk.start, place: Place { device, address, bytes } }),
+            _ => self.rest.push(Run {
+                number,
+                from: chunk.start,
+                location: PartLocation { device, address, bytes },
+            }),
         }
     }
 
@@ -118,11 +123,11 @@ impl Partial {
     pub(super) fn shadow(&mut self, client: &mut Client) -> Result<()> {
         let failed = || device("copy its memory");
         for index in 0..client.contexts.len() {
-            let new: u64 = self.rest.iter().filter(|run| run.place.device == index).map(Run::taken).sum();
+            let new: u64 = self.rest.iter().filter(|run| run.location.device == index).map(Run::taken).sum();
             if new == 0 {
                 continue;
             }
-            let left = way::room(client, index).map_err(device("tell its free memory"))?;
+            let left = transfer_path::room(client, index).map_err(device("tell its free memory"))?;
             let bytes = new.min(left / INPUT * INPUT);
             let Some(room) = (if bytes > 0 { room(client, index, bytes)? } else { None }) else { continue };
             let begin = room.address;
@@ -132,20 +137,20 @@ impl Partial {
             let (gpu, stream) = (context.device.clone(), stream(&context.gpu.copies));
             let mut at = begin;
             for run in std::mem::take(&mut self.rest) {
-                let fits = (begin + bytes - at).min(run.taken()).min(run.place.bytes);
-                if run.place.device != index || fits == 0 {
+                let fits = (begin + bytes - at).min(run.taken()).min(run.location.bytes);
+                if run.location.device != index || fits == 0 {
                     self.rest.push(run);
                     continue;
                 }
                 let (here, beyond) = run.split(fits);
-                gpu.copy(at, here.place.address, here.place.bytes, stream).map_err(failed())?;
-                for chunk in (0..here.place.bytes).step_by(INPUT as usize) {
-                    if let Some(hash) = self.hashes.remove(&(index, here.place.address + chunk)) {
+                gpu.copy(at, here.location.address, here.location.bytes, stream).map_err(failed())?;
+                for chunk in (0..here.location.bytes).step_by(INPUT as usize) {
+                    if let Some(hash) = self.hashes.remove(&(index, here.location.address + chunk)) {
                         self.hashes.insert((index, at + chunk), hash);
                     }
                 }
                 let taken = here.taken();
-                self.shadowed.push(Run { place: Place { address: at, ..here.place }, ..here });
+                self.shadowed.push(Run { location: PartLocation { address: at, ..here.location }, ..here });
                 at += taken;
                 self.rest.extend(beyond);
             }
@@ -156,17 +161,17 @@ impl Partial {
 
     /// Bytes that have a copy on the GPU, and that have none.
     pub(super) fn bytes(&self) -> (u64, u64) {
-        let sum = |runs: &[Run]| runs.iter().map(|run| run.place.bytes).sum();
+        let sum = |runs: &[Run]| runs.iter().map(|run| run.location.bytes).sum();
         (sum(&self.shadowed), sum(&self.rest))
     }
 
     /// What is to be written at once.
-    pub(super) fn rest<'w>(&self, work: &'w Work) -> Vec<Span<'w>> {
+    pub(super) fn rest<'w>(&self, work: &'w SaveTask) -> Vec<Span<'w>> {
         spans(&self.rest, work)
     }
 
-    pub(super) fn hash_of(&self, place: &Place, piece: Range<u64>) -> Option<ContentHash> {
-        self.hashes.get(&(place.device, place.address + piece.start)).copied()
+    pub(super) fn hash_of(&self, location: &PartLocation, piece: Range<u64>) -> Option<ContentHash> {
+        self.hashes.get(&(location.device, location.address + piece.start)).copied()
     }
 
     pub(super) fn close(self, client: &mut Client) {
@@ -180,14 +185,14 @@ impl Partial {
     /// What writes the copy to the image. `since` is when the save began.
     pub(super) fn drain(
         mut self,
-        work: Work,
+        work: SaveTask,
         gpus: Vec<Option<Gpu>>,
         blocks: Option<Preparing>,
         since: Instant,
     ) -> Shadow {
         Shadow::begin(std::mem::take(&mut self.rooms), move |stop| {
             let drain = Draining::begin(since)?;
-            let known = |place: &Place, piece| self.hash_of(place, piece);
+            let known = |location: &PartLocation, piece| self.hash_of(location, piece);
             let spans = spans(&self.shadowed, &work);
             let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), stop)?;
             drop(spans);
@@ -198,20 +203,23 @@ impl Partial {
 
 impl Run {
     fn taken(&self) -> u64 {
-        taken_by(&self.place)
+        taken_by(&self.location)
     }
 
     /// Its first bytes, and the others.
     fn split(self, bytes: u64) -> (Run, Option<Run>) {
-        let Run { number, from, place } = self;
-        let beyond = Place { address: place.address + bytes, bytes: place.bytes - bytes, ..place };
-        let beyond = (beyond.bytes > 0).then_some(Run { number, from: from + bytes, place: beyond });
-        (Run { number, from, place: Place { bytes, ..place } }, beyond)
+        let Run { number, from, location } = self;
+        let beyond =
+            PartLocation { address: location.address + bytes, bytes: location.bytes - bytes, ..location };
+        let beyond = (beyond.bytes > 0).then_some(Run { number, from: from + bytes, location: beyond });
+        (Run { number, from, location: PartLocation { bytes, ..location } }, beyond)
     }
 }
 
-fn spans<'w>(runs: &[Run], work: &'w Work) -> Vec<Span<'w>> {
-    runs.iter().map(|run| Span { place: run.place, from: run.from, writer: &work[run.number].1 }).collect()
+fn spans<'w>(runs: &[Run], work: &'w SaveTask) -> Vec<Span<'w>> {
+    runs.iter()
+        .map(|run| Span { location: run.location, from: run.from, writer: &work[run.number].1 })
+        .collect()
 }
 
 /// None if the device has none.
@@ -225,9 +233,9 @@ fn room(client: &mut Client, index: usize, bytes: u64) -> Result<Option<Room>> {
 
 /// Enters chunks that the image has, or the store, or that are all zero; the others, in order. On several threads: there are
 /// tens of thousands.
-fn new_chunks(work: &Work, hashes: &Hashes) -> Result<Vec<New>> {
-    let chunks = |(number, (place, writer)): (usize, &(Place, _))| {
-        let (bytes, size) = (place.bytes, rekindle_store::PartWriter::chunk_bytes(writer));
+fn new_chunks(work: &SaveTask, hashes: &Hashes) -> Result<Vec<New>> {
+    let chunks = |(number, (location, writer)): (usize, &(PartLocation, _))| {
+        let (bytes, size) = (location.bytes, rekindle_store::PartWriter::chunk_bytes(writer));
         let range = move |start: u64| start..(start + size).min(bytes);
         (0..bytes).step_by(size as usize).map(move |start| (number, range(start)))
     };
@@ -235,8 +243,8 @@ fn new_chunks(work: &Work, hashes: &Hashes) -> Result<Vec<New>> {
     let look = |some: &[(usize, Range<u64>)]| {
         let mut new = Vec::new();
         for (number, chunk) in some {
-            let (place, writer) = &work[*number];
-            let hash = hashes.of(place, chunk.clone());
+            let (location, writer) = &work[*number];
+            let hash = hashes.of(location, chunk.clone());
             let is_there = hash.map(|hash| writer.enter_known(chunk.start, hash)).transpose()?;
             if is_there != Some(true) {
                 new.push((*number, chunk.clone(), hash));

@@ -16,7 +16,7 @@ use super::block::Preparing;
 use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
 use super::hidden::open_windows;
-use super::loading::{Loading, Work, spans};
+use super::loading::{LoadTask, Loading, spans};
 use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State, buffer_part};
 use super::timer::Timer;
@@ -26,14 +26,14 @@ use super::{
     save_memory, uncollected,
 };
 use crate::client::{
-    Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Meeting, Mending, PartObject,
+    Client, EventJoin, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Mending, PartObject,
 };
 use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
 
 /// What a restore is to be like.
 #[derive(Default)]
-pub(crate) struct Wish {
+pub(crate) struct RestoreOptions {
     pub directory: PathBuf,
     /// Memory that is mapped, not loaded.
     pub left: LeftMemory,
@@ -58,7 +58,7 @@ pub(crate) struct Wish {
 pub(crate) fn restore(
     dispatcher: &mut Dispatcher,
     image: &Path,
-    wish: Wish,
+    options: RestoreOptions,
     remote: Remote,
 ) -> Result<Vec<Phase>> {
     let (since, mut timer) = (Instant::now(), Timer::start());
@@ -71,7 +71,8 @@ pub(crate) fn restore(
     let blocks = begin(dispatcher, &image, &state)?;
     let code_parts = CodeParts::begin(Image::open(image.path())?, &state, kernels::PART);
     timer.lap("worker state", 0);
-    let Wish { directory, left, lent, mut cached, order, record, based, again, journal, on_demand } = wish;
+    let RestoreOptions { directory, left, lent, mut cached, order, record, based, again, journal, on_demand } =
+        options;
     let noted = journal.map(Journal::new).transpose();
     let mut journal =
         noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
@@ -100,7 +101,7 @@ pub(crate) fn restore(
     };
     let declared = match based {
         // It gets what the base has.
-        true => declared::There::new(),
+        true => declared::PresentMemory::new(),
         false => declared::join(&mut dispatcher.client, &image, &buffers(&state), &left)?,
     };
     let there = (&shared, &declared);
@@ -159,7 +160,7 @@ pub(crate) fn restore(
     let to_load = dispatcher.client.data.declared().map(|(address, _)| (buffer_part(address), address));
     let to_load = to_load.filter(|(part, _)| !declared.contains_key(part)).collect();
     // A second view of both, for the thread that loads.
-    let work = Work {
+    let work = LoadTask {
         image: Image::open(image.path())?,
         state: State::decode(&encoded)?,
         windows,
@@ -202,7 +203,7 @@ fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -> Result<Op
     let waiting = dispatcher.blocks.take();
     let client = &mut dispatcher.client;
     let any = client.any_device().map_err(device("be used"))?;
-    let make = || waiting.unwrap_or_else(|| contents::prepare(any, client.gpus.shelf()));
+    let make = || waiting.unwrap_or_else(|| contents::prepare(any, client.gpus.block_pool()));
     let blocks = restore_memory::has_contents(image, state).then(make);
     check_gpus(client, state)?;
     confine(client, state)?;
@@ -233,8 +234,7 @@ fn confine(client: &Client, state: &State) -> Result<()> {
 
 /// The bytes of buffers, by the names of their parts.
 fn buffers(state: &State) -> HashMap<String, u64> {
-    let rows = state.devices.iter().flat_map(|row| &row.context).flat_map(|context| &context.buffers);
-    rows.map(|buffer| (buffer_part(buffer.address), buffer.bytes)).collect()
+    state.backed().map(|buffer| (buffer_part(buffer.address), buffer.bytes)).collect()
 }
 
 /// The encoded state of the image.
@@ -297,7 +297,7 @@ fn parts(client: &mut Client, state: &State) -> Result<()> {
             return Err(Error::Refused(text));
         }
         let handle = gpu.part_create(row.set).map_err(device("divide its multiprocessors"))?;
-        let part = PartObject { device: row.device, units: row.set, handle, meeting: Meeting::default() };
+        let part = PartObject { device: row.device, units: row.set, handle, meeting: EventJoin::default() };
         client.parts.insert(row.id, part).map_err(device("number a green context as before"))?;
     }
     Ok(())

@@ -9,8 +9,8 @@ use rekindle_protocol::fault;
 use rekindle_store::{Image, Part, PartKind};
 
 use super::LeftMemory;
-use super::contents::Place;
-use super::declared::There;
+use super::contents::PartLocation;
+use super::declared::PresentMemory;
 use super::error::{Error, Result, device};
 use super::hidden::Hidden;
 use super::save_memory::Window;
@@ -27,7 +27,7 @@ pub(super) fn place(
     state: &State,
     left: &LeftMemory,
     hidden: Option<&mut Vec<Hidden>>,
-    (shared, declared): (&HashMap<String, OwnedFd>, &There),
+    (shared, declared): (&HashMap<String, OwnedFd>, &PresentMemory),
 ) -> Result<()> {
     let mut on = 0;
     place_all(client, state, left, hidden, &mut on, (shared, declared)).map_err(|error| match error {
@@ -46,7 +46,7 @@ fn place_all(
     left: &LeftMemory,
     mut hidden: Option<&mut Vec<Hidden>>,
     on: &mut usize,
-    (shared, declared): (&HashMap<String, OwnedFd>, &There),
+    (shared, declared): (&HashMap<String, OwnedFd>, &PresentMemory),
 ) -> Result<()> {
     let read_only: HashSet<u64> = client.data.declared().map(|(address, _)| address).collect();
     for (index, row) in state.devices.iter().enumerate() {
@@ -71,6 +71,11 @@ fn place_all(
             let part = buffer_part(buffer.address);
             if number > 0 && fault::point("gpu-memory-taken").is_err() {
                 return Err(device(action)(CUDA_ERROR_OUT_OF_MEMORY));
+            }
+            if state.unbacked.contains(&buffer.address) {
+                let placed = heap.place_unbacked(buffer.address, buffer.bytes, content);
+                placed.map_err(device(action))?;
+                continue;
             }
             if let Some((memory, bytes)) = declared.get(&part) {
                 let sizes = (*bytes, buffer.bytes);
@@ -193,8 +198,7 @@ pub(super) fn pin(client: &mut Client, state: &State) -> Result<()> {
 
 /// Whether the image has contents of any buffer: one that sleeps with its memory left on the GPU has none.
 pub(super) fn has_contents(image: &Image, state: &State) -> bool {
-    let buffers = state.devices.iter().flat_map(|row| &row.context).flat_map(|context| &context.buffers);
-    let names = buffers.map(|buffer| buffer_part(buffer.address));
+    let names = state.backed().map(|buffer| buffer_part(buffer.address));
     let mut names = names.chain(state.physical.iter().map(|row| physical_part(row.serial)));
     names.any(|name| image.part(PartKind::GpuBuffer, &name).is_some())
 }
@@ -205,31 +209,32 @@ pub(super) fn work<'i>(
     state: &State,
     windows: &[Window],
     left: &HashSet<String>,
-) -> Result<Vec<(Place, &'i Part)>> {
+) -> Result<Vec<(PartLocation, &'i Part)>> {
     let mut wanted = wanted(state, windows);
     wanted.retain(|(name, _)| !left.contains(name));
     find_parts(image, wanted)
 }
 
 /// Where all of memory is, by the names of its parts: at the program's addresses.
-pub(super) fn wanted(state: &State, windows: &[Window]) -> Vec<(String, Place)> {
+pub(super) fn wanted(state: &State, windows: &[Window]) -> Vec<(String, PartLocation)> {
     let mut wanted = Vec::new();
     for (index, row) in state.devices.iter().enumerate() {
-        for buffer in row.context.iter().flat_map(|context| &context.buffers) {
-            let place = Place { device: index, address: buffer.address, bytes: buffer.bytes };
+        let buffers = row.context.iter().flat_map(|context| &context.buffers);
+        for buffer in buffers.filter(|buffer| !state.unbacked.contains(&buffer.address)) {
+            let place = PartLocation { device: index, address: buffer.address, bytes: buffer.bytes };
             wanted.push((buffer_part(buffer.address), place));
         }
     }
     for window in windows {
-        let Place { device, address, bytes } = window.place;
-        wanted.push((physical_part(window.serial), Place { device, address, bytes }));
+        let PartLocation { device, address, bytes } = window.location;
+        wanted.push((physical_part(window.serial), PartLocation { device, address, bytes }));
     }
     wanted
 }
 
 /// Which part goes where: to the windows.
-pub(super) fn hidden_work<'i>(image: &'i Image, hidden: &[Hidden]) -> Result<Vec<(Place, &'i Part)>> {
-    let place = |one: &Hidden| Place { device: one.device, address: one.window, bytes: one.bytes };
+pub(super) fn hidden_work<'i>(image: &'i Image, hidden: &[Hidden]) -> Result<Vec<(PartLocation, &'i Part)>> {
+    let place = |one: &Hidden| PartLocation { device: one.device, address: one.window, bytes: one.bytes };
     let mut work = find_parts(image, hidden.iter().map(|one| (one.part.clone(), place(one))).collect())?;
     // What is shared is there already.
     for ((place, _), _) in work.iter_mut().zip(hidden).filter(|(_, one)| one.memory.is_none()) {
@@ -238,10 +243,10 @@ pub(super) fn hidden_work<'i>(image: &'i Image, hidden: &[Hidden]) -> Result<Vec
     Ok(work)
 }
 
-fn find_parts(image: &Image, wanted: Vec<(String, Place)>) -> Result<Vec<(Place, &Part)>> {
+fn find_parts(image: &Image, wanted: Vec<(String, PartLocation)>) -> Result<Vec<(PartLocation, &Part)>> {
     let parts: HashMap<&str, &Part> =
         image.parts(PartKind::GpuBuffer).map(|part| (part.name.as_str(), part)).collect();
-    let find = |name: String, place: Place| match parts.get(name.as_str()) {
+    let find = |name: String, place: PartLocation| match parts.get(name.as_str()) {
         Some(part) if part.bytes == place.bytes => Ok((place, *part)),
         Some(part) => Err(Error::State(format!(
             "part {name} has {} bytes where {} were expected",

@@ -9,14 +9,14 @@ use rekindle_store::{Part, PartKind, Staging};
 use serde_json::Value;
 
 use super::STATE_PART;
-use super::ahead::Ahead;
 use super::block::Preparing;
-use super::code_ahead::CodeAhead;
-use super::contents::Place;
+use super::code_pre_copy::CodePreCopy;
+use super::contents::PartLocation;
 use super::cut::Cut;
 use super::error::{Error, Result, device};
-use super::save_memory::Kept;
-use super::shadow::Work;
+use super::pre_copy::PreCopy;
+use super::save_memory::MemoryFate;
+use super::shadow::SaveTask;
 use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, PartState, State, StreamState,
     ThreadState,
@@ -30,7 +30,7 @@ use crate::dispatch::{Activity, Dispatcher};
 pub(crate) fn blocks(client: &Client, contents: Contents) -> Option<Preparing> {
     let device = client.any_device().ok()?;
     match contents {
-        Contents::Saved => Some(contents::prepare(device, client.gpus.shelf())),
+        Contents::Saved => Some(contents::prepare(device, client.gpus.block_pool())),
         Contents::Shadowed => Some(contents::prepare_beside(device)),
         Contents::Left => None,
     }
@@ -43,7 +43,7 @@ pub(crate) fn save(
     dispatcher: &mut Dispatcher,
     staging: &Path,
     contents: Contents,
-    (code, ahead, mut timer): (CodeAhead, Ahead, Timer),
+    (code, ahead, mut timer): (CodePreCopy, PreCopy, Timer),
     stop: &AtomicBool,
 ) -> Result<Saved> {
     let Activity::Quiesced(quiesced) = &mut dispatcher.activity else {
@@ -75,7 +75,7 @@ pub(crate) fn save(
     if contents == Contents::Left {
         client.leave_shared(&mut left).map_err(device("leave behind what processes of the program share"))?;
     }
-    let kept = if contents == Contents::Left { Kept::Left(&mut left) } else { Kept::Saved };
+    let kept = if contents == Contents::Left { MemoryFate::Left(&mut left) } else { MemoryFate::Saved };
     let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
     let mut cut = Cut::Still;
@@ -86,11 +86,12 @@ pub(crate) fn save(
             Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
         }
     }
-    let known = cut.partial().map(|partial| |place: &Place, piece| partial.hash_of(place, piece));
-    let known = known.as_ref().map(|known| known as &copy_out::Known<'_>);
+    let known =
+        cut.partial().map(|partial| |location: &PartLocation, piece| partial.hash_of(location, piece));
+    let known = known.as_ref().map(|known| known as &copy_out::KnownHashes<'_>);
     let (saved, code) = {
         let spans = cut.at_once(&plan.work);
-        let bytes = spans.iter().map(|span| span.place.bytes).sum();
+        let bytes = spans.iter().map(|span| span.location.bytes).sum();
         std::thread::scope(|scope| {
             let saving = scope.spawn(|| {
                 if bytes > 0 {
@@ -108,7 +109,7 @@ pub(crate) fn save(
     };
     let saved =
         saved.unwrap_or_else(|_| Err(Error::Refused("a thread that saved buffers panicked".to_string())));
-    let drained = if cut.is_drained() { std::mem::take(&mut plan.work) } else { Work::new() };
+    let drained = if cut.is_drained() { std::mem::take(&mut plan.work) } else { SaveTask::new() };
     let buffers = save_memory::finish(client, plan, saved);
     let described = buffers.and_then(|mut parts| {
         let code = code?;

@@ -5,7 +5,7 @@ use rekindle_store::{Part, PartKind, Staging};
 use serde_json::json;
 
 use super::block::{Block, Blocks, Gpu};
-use super::code_ahead::CodeAhead;
+use super::code_pre_copy::CodePreCopy;
 use super::error::{Error, Result, device};
 use super::state::{CodeState, FunctionState, GlobalContent, ModuleState, State, globals_part};
 use super::{kernels, save_memory};
@@ -19,7 +19,7 @@ pub(super) fn modules(
     client: &mut Client,
     staging: &Staging,
     state: &mut State,
-    mut code: CodeAhead,
+    mut code: CodePreCopy,
 ) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     let gpus = save_memory::gpus(client);
@@ -87,7 +87,7 @@ fn describe(
     module: &ModuleObject,
     id: Option<u32>,
     staging: &Staging,
-    ahead: &mut CodeAhead,
+    ahead: &mut CodePreCopy,
 ) -> Result<ModuleState> {
     let code = match &module.code {
         LoadedCode::Mapped(mapped) => CodeState::File {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::LeftMemory;
 use super::block::Gpu;
-use super::contents::Place;
+use super::contents::PartLocation;
 use super::error::{Result, device};
 use super::state::{
     BufferState, ContentState, MappingState, PhysicalState, PinnedState, ReservationState, State,
@@ -17,12 +17,12 @@ use crate::memory::{Content, Mapping};
 
 /// What of GPU memory is to be saved where.
 pub(super) struct Plan {
-    pub work: Vec<(Place, PartWriter)>,
+    pub work: Vec<(PartLocation, PartWriter)>,
     windows: Vec<Window>,
 }
 
 /// What becomes of what memory holds.
-pub(super) enum Kept<'l> {
+pub(super) enum MemoryFate<'l> {
     /// It is saved.
     Saved,
     /// It stays there: descriptors go here.
@@ -36,7 +36,7 @@ pub(super) fn plan(
     client: &mut Client,
     staging: &Staging,
     state: &mut State,
-    mut kept: Kept<'_>,
+    mut kept: MemoryFate<'_>,
 ) -> Result<Plan> {
     let export =
         |gpu: &dyn Device, memory| gpu.memory_export(memory).map_err(device("leave a buffer behind"));
@@ -53,66 +53,72 @@ pub(super) fn plan(
             };
             let attributes = json!({ "device": index, "address": format!("{address:#x}"), "holds": kind });
             let name = buffer_part(address);
-            match &mut kept {
-                Kept::Elsewhere => {}
-                Kept::Left(left) => {
+            match (&mut kept, buffer.memory) {
+                (_, None) => drop(state.unbacked.insert(address)),
+                (MemoryFate::Elsewhere, _) => {}
+                (MemoryFate::Left(left), Some(memory)) => {
                     // What another program has made is had again by the descriptor that it came by.
                     let others = client.data.declared_at(address).and_then(|declared| declared.memory());
                     let memory = match others.map(|memory| memory.try_clone()) {
                         Some(Ok(memory)) => memory,
-                        _ => export(&*context.device, buffer.memory)?,
+                        _ => export(&*context.device, memory)?,
                     };
                     left.insert(name, memory);
                 }
-                Kept::Saved => {
+                (MemoryFate::Saved, Some(_)) => {
                     let writer = staging.part(PartKind::GpuBuffer, &name, attributes, buffer.bytes)?;
-                    work.push((Place { device: index, address, bytes: buffer.bytes }, writer));
+                    work.push((PartLocation { device: index, address, bytes: buffer.bytes }, writer));
                 }
             }
             rows.buffers.push(BufferState { address, bytes: buffer.bytes, content });
         }
     }
     describe_virtual(client, state);
-    if let Kept::Left(left) = &mut kept {
+    if let MemoryFate::Left(left) = &mut kept {
         let own = client.virtual_memory.physical.iter().filter(|(serial, _)| !client.is_of_others(**serial));
         for (&serial, physical) in own {
             let context = client.context(physical.device).map_err(device("be used"))?;
             left.insert(physical_part(serial), export(&*context.device, physical.memory)?);
         }
     }
-    if !matches!(kept, Kept::Saved) {
+    if !matches!(kept, MemoryFate::Saved) {
         return Ok(Plan { work, windows: Vec::new() });
     }
     let windows = map_physical(client)?;
     for window in &windows {
-        let attributes = json!({ "device": window.place.device, "holds": "memory that the program maps" });
+        let attributes = json!({ "device": window.location.device, "holds": "memory that the program maps" });
         let name = physical_part(window.serial);
-        let writer = match staging.part(PartKind::GpuBuffer, &name, attributes, window.place.bytes) {
+        let writer = match staging.part(PartKind::GpuBuffer, &name, attributes, window.location.bytes) {
             Ok(writer) => writer,
             Err(error) => {
                 unmap_windows(client, &windows)?;
                 return Err(error.into());
             }
         };
-        let Place { device, address, bytes } = window.place;
-        work.push((Place { device, address, bytes }, writer));
+        let PartLocation { device, address, bytes } = window.location;
+        work.push((PartLocation { device, address, bytes }, writer));
     }
     Ok(Plan { work, windows })
 }
 
 /// Where memory lies that can be copied while the program runs.
-pub(super) fn places(client: &Client) -> Vec<Place> {
+pub(super) fn places(client: &Client) -> Vec<PartLocation> {
     let mut places = Vec::new();
     for (device, context) in client.contexts.iter().enumerate() {
         let buffers = context.iter().flat_map(|context| context.heap.buffers());
-        places.extend(buffers.map(|(&address, buffer)| Place { device, address, bytes: buffer.bytes }));
+        let buffers = buffers.filter(|(_, buffer)| buffer.is_backed());
+        places.extend(buffers.map(|(&address, buffer)| PartLocation {
+            device,
+            address,
+            bytes: buffer.bytes,
+        }));
     }
     let memory = &client.virtual_memory;
     for (&serial, physical) in memory.physical.iter().filter(|(serial, _)| !client.is_of_others(**serial)) {
         let is_it = |mapping: &Mapping| mapping.serial == serial && mapping.access == Access::ReadWrite;
         let mapped = memory.mappings.iter().find(|(_, mapping)| is_it(mapping));
-        let place = |address| Place { device: physical.device, address, bytes: physical.bytes };
-        places.extend(mapped.map(|(&address, _)| place(address)));
+        let location = |address| PartLocation { device: physical.device, address, bytes: physical.bytes };
+        places.extend(mapped.map(|(&address, _)| location(address)));
     }
     places
 }
@@ -158,7 +164,7 @@ fn describe_virtual(client: &Client, state: &mut State) {
 /// Where a handle of the program's own can be copied from or to.
 pub(super) struct Window {
     pub serial: u64,
-    pub place: Place,
+    pub location: PartLocation,
     /// Mapped for the copy only.
     temporary: bool,
 }
@@ -174,14 +180,14 @@ pub(super) fn map_physical(client: &mut Client) -> Result<Vec<Window>> {
             .iter()
             .find(|(_, mapping)| mapping.serial == serial && mapping.access == Access::ReadWrite);
         let (address, temporary) = mapped.map_or((0, true), |(address, _)| (*address, false));
-        windows.push(Window { serial, place: Place { device, address, bytes }, temporary });
+        windows.push(Window { serial, location: PartLocation { device, address, bytes }, temporary });
     }
     for at in 0..windows.len() {
         if !windows[at].temporary {
             continue;
         }
         match open_window(client, &windows[at]) {
-            Ok(address) => windows[at].place.address = address,
+            Ok(address) => windows[at].location.address = address,
             Err(error) => {
                 windows.truncate(at);
                 unmap_windows(client, &windows)?;
@@ -193,7 +199,7 @@ pub(super) fn map_physical(client: &mut Client) -> Result<Vec<Window>> {
 }
 
 fn open_window(client: &mut Client, window: &Window) -> Result<u64> {
-    let Place { device: index, bytes, .. } = window.place;
+    let PartLocation { device: index, bytes, .. } = window.location;
     let memory = client.virtual_memory.physical.get(&window.serial).map(|physical| physical.memory);
     let memory = memory.ok_or_else(|| super::Error::State("a handle is missing".to_string()))?;
     let heap = client.heap(index).map_err(device("be used"))?;
@@ -207,11 +213,11 @@ fn open_window(client: &mut Client, window: &Window) -> Result<u64> {
 }
 
 pub(super) fn unmap_windows(client: &mut Client, windows: &[Window]) -> Result<()> {
-    for Window { place, .. } in windows.iter().filter(|window| window.temporary) {
-        let gpu = client.on(place.device).map_err(device("be used"))?;
-        gpu.unmap(place.address, place.bytes).map_err(device("unmap a buffer"))?;
-        let heap = client.heap(place.device).map_err(device("be used"))?;
-        heap.give_addresses(place.address, place.bytes);
+    for Window { location, .. } in windows.iter().filter(|window| window.temporary) {
+        let gpu = client.on(location.device).map_err(device("be used"))?;
+        gpu.unmap(location.address, location.bytes).map_err(device("unmap a buffer"))?;
+        let heap = client.heap(location.device).map_err(device("be used"))?;
+        heap.give_addresses(location.address, location.bytes);
     }
     Ok(())
 }

@@ -18,38 +18,38 @@ use rekindle_device::Stream;
 use rekindle_store::PartWriter;
 
 use super::block::{Gpu, Preparing};
-use super::contents::Place;
+use super::contents::PartLocation;
 use super::drain::{Draining, Shadow};
 use super::error::{Result, device};
 use super::hashed::{Hashes, Hashing, taken_by};
-use super::{copy_out, way};
+use super::{copy_out, transfer_path};
 use crate::client::{Client, Room};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
 /// What is to be saved, and where it is to go.
-pub(super) type Work = Vec<(Place, PartWriter)>;
+pub(super) type SaveTask = Vec<(PartLocation, PartWriter)>;
 
 /// Where the shadow lies.
 pub(super) struct Copies {
     rooms: Vec<Room>,
     /// Of each device, what of its room is in use; behind that lie its hashes.
     filled: Vec<(usize, Range<u64>)>,
-    work: Work,
+    work: SaveTask,
 }
 
 impl Copies {
     /// Takes all of the work, and copies its buffers within their GPUs. None, and the work stays, if they have no room for
     /// that. The devices are idle.
-    pub(super) fn make(client: &mut Client, work: &mut Work) -> Result<Option<Copies>> {
+    pub(super) fn make(client: &mut Client, work: &mut SaveTask) -> Result<Option<Copies>> {
         let mut copies = Copies { rooms: Vec::new(), filled: Vec::new(), work: Vec::new() };
-        let places: Vec<Place> = work.iter().map(|(place, _)| *place).collect();
-        if way::lack(client, &places).map_err(device("tell its free memory"))?.is_some() {
+        let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
+        if transfer_path::lack(client, &places).map_err(device("tell its free memory"))?.is_some() {
             return Ok(None);
         }
         for index in 0..client.contexts.len() {
-            let (bytes, values) = way::needed(places.iter(), index);
+            let (bytes, values) = transfer_path::needed(places.iter(), index);
             if bytes == 0 {
                 continue;
             }
@@ -86,10 +86,10 @@ impl Copies {
             let context = client.context(*index)?;
             let (gpu, stream) = (&context.device, stream(&context.gpu.copies));
             let mut to = filled.start;
-            for (place, _) in self.work.iter_mut().filter(|(place, _)| place.device == *index) {
-                gpu.copy(to, place.address, place.bytes, stream)?;
-                place.address = to;
-                to += taken_by(place);
+            for (location, _) in self.work.iter_mut().filter(|(location, _)| location.device == *index) {
+                gpu.copy(to, location.address, location.bytes, stream)?;
+                location.address = to;
+                to += taken_by(location);
             }
             let event = gpu.event_create(DISABLE_TIMING)?;
             gpu.event_record(event, stream, 0)?;
@@ -125,10 +125,10 @@ impl Copies {
                 hashes = Some(Hashes::fetch(&gpus, &mut ready, &all)?);
                 blocks = Some(Preparing::Ready(ready));
             }
-            let known = |place: &Place, piece| hashes.as_ref()?.of(place, piece);
+            let known = |location: &PartLocation, piece| hashes.as_ref()?.of(location, piece);
             let (copied, blocks) =
                 copy_out::save(&gpus, blocks, &copy_out::whole(&work), Some(&known), stop)?;
-            let bytes = work.iter().map(|(place, _)| place.bytes).sum();
+            let bytes = work.iter().map(|(location, _)| location.bytes).sum();
             Ok((drain.finish(work, bytes, copied)?, blocks))
         })
     }

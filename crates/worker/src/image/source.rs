@@ -19,7 +19,7 @@ use rekindle_protocol::worker::CACHE_SLOT;
 use rekindle_store::{ContentHash, Encoding, Image, Part, RawChunk};
 
 use super::block::{Block, Gpu};
-use super::cache::{At, Views};
+use super::cache::{CacheLocation, Views};
 use super::disk::Reader;
 use super::error::{Result, device as device_error};
 use super::resident::Resident;
@@ -129,9 +129,9 @@ impl<'i> Sources<'i> {
                 Some(run) => {
                     let end = (number + run.left(number)) * size;
                     match run.at() {
-                        At::Device(_) => end.min(most(STRIDE)),
-                        At::Host(memory) if memory.is_registered() => end.min(most(COPY)),
-                        At::Host(_) => most(0),
+                        CacheLocation::Device(_) => end.min(most(STRIDE)),
+                        CacheLocation::Host(memory) if memory.is_registered() => end.min(most(COPY)),
+                        CacheLocation::Host(_) => most(0),
                     }
                 }
                 None => most(0),
@@ -299,9 +299,9 @@ impl<'i> Sources<'i> {
         let number = extent.range.start / CACHE_SLOT;
         let run = self.views.find(&extent.part.name, number)?;
         match run.at() {
-            At::Device(memory) => Arc::ptr_eq(memory.device(), &gpu.device)
+            CacheLocation::Device(memory) => Arc::ptr_eq(memory.device(), &gpu.device)
                 .then(|| Hit::Device { address: run.address(number) }),
-            At::Host(memory) => {
+            CacheLocation::Host(memory) => {
                 Some(Hit::Host { address: run.address(number), registered: memory.is_registered() })
             }
         }

@@ -20,9 +20,9 @@ use crate::ipc::{IpcState, PhysicalShared};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 8;
+pub(super) const VERSION: u32 = 9;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 6] = [(7, 6), (6, 12), (5, 13), (4, 14), (3, 17), (2, 18)];
+const EARLIER: [(u32, usize); 7] = [(8, 1), (7, 7), (6, 13), (5, 14), (4, 15), (3, 18), (2, 19)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -69,6 +69,8 @@ pub(super) struct State {
     pub parts: Vec<PartState>,
     /// Of the memory that the program maps itself, what other processes of it have too.
     pub physical_shared: PhysicalShared,
+    /// Buffers that nothing has named yet, by their addresses: they have no memory, and the image no part of them.
+    pub unbacked: BTreeSet<u64>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -257,6 +259,12 @@ pub(super) struct ThreadState {
 }
 
 impl State {
+    /// Buffers that have memory.
+    pub(super) fn backed(&self) -> impl Iterator<Item = &BufferState> {
+        let buffers = self.devices.iter().flat_map(|row| &row.context).flat_map(|context| &context.buffers);
+        buffers.filter(|buffer| !self.unbacked.contains(&buffer.address))
+    }
+
     /// The part that a stream was made on; none: it has the whole device.
     pub(super) fn part_of(&self, stream: Id) -> Option<Id> {
         self.parts.iter().find(|part| part.streams.contains(&stream)).map(|part| part.id)
@@ -354,8 +362,8 @@ mod tests {
     fn a_state_reads_back_and_other_versions_are_refused() {
         let mut bytes = sample().encode().unwrap();
         assert_eq!(State::decode(&bytes).unwrap(), sample());
-        bytes[4] = 9;
-        assert!(State::decode(&bytes).unwrap_err().to_string().contains("version 9"));
+        bytes[4] = 99;
+        assert!(State::decode(&bytes).unwrap_err().to_string().contains("version 99"));
         bytes[0] = 0;
         assert!(State::decode(&bytes).is_err());
     }

@@ -26,11 +26,11 @@ pub(super) fn put_back(ring: Ring, index: u32, pieces: &[UncollectedState]) -> R
         return Ok(());
     };
     for piece in mine() {
-        let place = area(ring, piece.offset, piece.content.len() as u64).ok_or_else(|| {
+        let location = area(ring, piece.offset, piece.content.len() as u64).ok_or_else(|| {
             Error::State(format!("it names bytes outside the staging area of ring {index}"))
         })?;
         // SAFETY: the range lies inside the ring's staging area, whose program does not run yet.
-        unsafe { place.copy_from_nonoverlapping(piece.content.as_ptr(), piece.content.len()) };
+        unsafe { location.copy_from_nonoverlapping(piece.content.as_ptr(), piece.content.len()) };
     }
     ring.staged(end);
     Ok(())

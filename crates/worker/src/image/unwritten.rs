@@ -116,7 +116,7 @@ fn each(
         .flat_map(|(index, context)| {
             context.heap.buffers().iter().filter_map(move |(&address, buffer)| {
                 let live = matches!(buffer.content, Content::Large { freed: false, .. });
-                (live && buffer.bytes.is_multiple_of(MARKED)).then_some(Large {
+                (live && buffer.is_backed() && buffer.bytes.is_multiple_of(MARKED)).then_some(Large {
                     index,
                     address,
                     bytes: buffer.bytes,

@@ -3,7 +3,7 @@
 use rekindle_device::Access;
 use rekindle_store::ContentHash;
 
-use super::contents::Place;
+use super::contents::PartLocation;
 use super::error::{Error, Result, device};
 use super::hashed::{Hashes, Hashing, INPUT, taken_by, values_of};
 use super::shadow::stream;
@@ -29,17 +29,17 @@ impl Slot {
 }
 
 /// Parts of buffers that are copied as one, each from where a chunk begins.
-pub(super) struct Wave(pub Vec<Place>);
+pub(super) struct Wave(pub Vec<PartLocation>);
 
 /// All of a device, in waves that fit into its slots.
-pub(super) fn waves(places: &[Place], slot: Slot) -> Vec<Wave> {
+pub(super) fn waves(places: &[PartLocation], slot: Slot) -> Vec<Wave> {
     let mut waves = Vec::new();
     let (mut wave, mut left) = (Vec::new(), slot.bytes);
-    for place in places.iter().filter(|place| place.device == slot.device) {
+    for location in places.iter().filter(|location| location.device == slot.device) {
         let mut at = 0;
-        while at < place.bytes {
-            let bytes = left.min(place.bytes - at);
-            let some = Place { address: place.address + at, bytes, ..*place };
+        while at < location.bytes {
+            let bytes = left.min(location.bytes - at);
+            let some = PartLocation { address: location.address + at, bytes, ..*location };
             left -= taken_by(&some);
             at += bytes;
             wave.push(some);
@@ -59,7 +59,7 @@ pub(super) fn waves(places: &[Place], slot: Slot) -> Vec<Wave> {
 pub(super) struct Filled {
     slot: Slot,
     /// What was there, and its copy.
-    places: Vec<(Place, Place)>,
+    places: Vec<(PartLocation, PartLocation)>,
 }
 
 /// Enqueues the copy of a wave, of what is there of it. On the dispatch thread, which frees memory, too.
@@ -72,10 +72,10 @@ pub(super) fn fill(dispatcher: &mut Dispatcher, Wave(wave): Wave, slot: Slot) ->
     }
     let mut filled = Filled { slot, places: Vec::new() };
     let mut to = slot.address;
-    for place in wave {
-        if is_there(client, &place) {
-            filled.places.push((place, Place { address: to, ..place }));
-            to += taken_by(&place);
+    for location in wave {
+        if is_there(client, &location) {
+            filled.places.push((location, PartLocation { address: to, ..location }));
+            to += taken_by(&location);
         }
     }
     filled.enqueue(client).map_err(device("copy its memory"))?;
@@ -83,13 +83,14 @@ pub(super) fn fill(dispatcher: &mut Dispatcher, Wave(wave): Wave, slot: Slot) ->
 }
 
 /// Whether all of this is memory of the program's, whatever it is by now.
-fn is_there(client: &Client, place: &Place) -> bool {
-    let lies_in =
-        |begin: u64, bytes: u64| begin <= place.address && place.address + place.bytes <= begin + bytes;
-    let Ok(context) = client.context(place.device) else { return false };
-    let buffer = context.heap.buffers().range(..=place.address).next_back();
-    let mapping = client.virtual_memory.mappings.range(..=place.address).next_back();
-    buffer.is_some_and(|(begin, buffer)| lies_in(*begin, buffer.bytes))
+fn is_there(client: &Client, location: &PartLocation) -> bool {
+    let lies_in = |begin: u64, bytes: u64| {
+        begin <= location.address && location.address + location.bytes <= begin + bytes
+    };
+    let Ok(context) = client.context(location.device) else { return false };
+    let buffer = context.heap.buffers().range(..=location.address).next_back();
+    let mapping = client.virtual_memory.mappings.range(..=location.address).next_back();
+    buffer.is_some_and(|(begin, buffer)| buffer.is_backed() && lies_in(*begin, buffer.bytes))
         || mapping.is_some_and(|(begin, mapping)| {
             mapping.access == Access::ReadWrite && lies_in(*begin, mapping.bytes)
         })
@@ -117,22 +118,22 @@ impl Filled {
     }
 
     /// Where what was there lies now.
-    pub(super) fn copies(&self) -> impl Iterator<Item = &Place> {
+    pub(super) fn copies(&self) -> impl Iterator<Item = &PartLocation> {
         self.places.iter().map(|(_, to)| to)
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.copies().map(|place| place.bytes).sum()
+        self.copies().map(|location| location.bytes).sum()
     }
 
     /// Each chunk where it was, and its hash.
-    pub(super) fn chunks(&self, hashes: &Hashes) -> impl Iterator<Item = (Place, ContentHash)> {
+    pub(super) fn chunks(&self, hashes: &Hashes) -> impl Iterator<Item = (PartLocation, ContentHash)> {
         self.places.iter().flat_map(move |(from, to)| {
             (0..from.bytes).step_by(INPUT as usize).filter_map(move |start| {
                 let piece = start..(start + INPUT).min(from.bytes);
                 let bytes = piece.end - piece.start;
-                let place = Place { address: from.address + start, bytes, ..*from };
-                Some((place, hashes.of(to, piece)?))
+                let location = PartLocation { address: from.address + start, bytes, ..*from };
+                Some((location, hashes.of(to, piece)?))
             })
         })
     }
@@ -144,9 +145,9 @@ mod tests {
 
     #[test]
     fn waves_fit_and_hold_all_of_their_device_once() {
-        let place = |device, address, bytes| Place { device, address, bytes };
+        let location = |device, address, bytes| PartLocation { device, address, bytes };
         let slot = Slot { device: 0, address: 0, bytes: 4 * INPUT };
-        let places = [place(0, 0, 5 * INPUT), place(1, 7, INPUT), place(0, 99 * INPUT, INPUT / 2)];
+        let places = [location(0, 0, 5 * INPUT), location(1, 7, INPUT), location(0, 99 * INPUT, INPUT / 2)];
         let waves: Vec<Vec<_>> = waves(&places, slot)
             .into_iter()
             .map(|Wave(wave)| wave.into_iter().map(|one| (one.address / INPUT, one.bytes)).collect())

@@ -22,8 +22,8 @@ use rekindle_protocol::ipc::Source;
 use super::memory::Import;
 use super::page::{PAGE_BYTES, SLOTS, SharedEvent};
 use super::physical::PhysicalArrival;
-use super::saved::{EventState, IpcState, Place};
-use super::service::{Found, Given, Service, find};
+use super::saved::{EventLocation, EventState, IpcState};
+use super::service::{ForeignMemory, Found, Service, find};
 use super::{Export, Ipc, PhysicalShared};
 use crate::client::Client;
 use crate::image::LeftMemory;
@@ -70,7 +70,7 @@ impl Arrivals {
     fn wait_for(&self, source: Source, stop: &AtomicBool) -> std::result::Result<(OwnedFd, u64), String> {
         while !stop.load(Ordering::Relaxed) {
             match find(&self.directory, source) {
-                Ok(Found::Here(Given { descriptor, bytes, .. })) => return Ok((descriptor, bytes)),
+                Ok(Found::Here(ForeignMemory { descriptor, bytes, .. })) => return Ok((descriptor, bytes)),
                 // A worker that was killed is replaced.
                 Ok(Found::Nobody | Found::NotYet) => std::thread::sleep(LOOK),
                 Ok(Found::Gone) => {
@@ -121,7 +121,7 @@ impl Client {
         let own = |number| key.map(|key| Source { key, number });
         for row in pages {
             let file = own(row.number).and_then(|source| left.get(&left_name(source)));
-            let own = events.iter().filter(|event| event.place == Place::Own(row.number));
+            let own = events.iter().filter(|event| event.place == EventLocation::Own(row.number));
             let used: HashSet<u64> = own.map(|event| event.slot).collect();
             self.make_page(
                 row.device,
@@ -134,8 +134,8 @@ impl Client {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             match row.place {
-                Place::Other(source) => arrivals.events.push((source, row)),
-                Place::Own(number) => {
+                EventLocation::Other(source) => arrivals.events.push((source, row)),
+                EventLocation::Own(number) => {
                     let page = self.ipc.pages.get(&number).ok_or(CUDA_ERROR_INVALID_VALUE)?.clone();
                     self.ipc.events.insert(row.id, SharedEvent { page, slot: row.slot, is_own: true });
                 }

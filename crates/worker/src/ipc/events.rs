@@ -13,7 +13,7 @@ use rekindle_protocol::ipc::{Handle, Kind, Source};
 use rekindle_protocol::operation::{Id, IpcEventExport, IpcEventOpen, IpcEventRecord, IpcEventWait, Origin};
 
 use super::page::{PAGE_BYTES, Page, SLOTS, SharedEvent, SharedRecord, make_file};
-use super::service::{Found, Given, find};
+use super::service::{ForeignMemory, Found, find};
 use super::{Export, Ipc};
 use crate::client::{Client, DISABLE_TIMING, EventObject, INTERPROCESS};
 
@@ -99,7 +99,7 @@ impl Client {
         let page = match self.ipc.others.get(&handle.source) {
             Some(page) => page.clone(),
             None => {
-                let Found::Here(Given { descriptor: file, bytes: PAGE_BYTES, .. }) =
+                let Found::Here(ForeignMemory { descriptor: file, bytes: PAGE_BYTES, .. }) =
                     self.find_shared(handle.source)?
                 else {
                     return Err(CUDA_ERROR_INVALID_HANDLE);

@@ -12,7 +12,7 @@ use rekindle_protocol::ipc::{Handle, Kind, Source};
 use rekindle_protocol::operation::{Answer, IpcMemoryClose, IpcMemoryExport, IpcMemoryOpen, Origin};
 
 use super::Export;
-use super::service::{Found, Given, Service, find};
+use super::service::{ForeignMemory, Found, Service, find};
 use crate::client::Client;
 
 /// Memory of another process.
@@ -107,7 +107,7 @@ impl Client {
     }
 
     fn map_import(&mut self, device: usize, source: Source) -> Result<(u64, Import)> {
-        let Found::Here(Given { descriptor, bytes, .. }) = self.find_shared(source)? else {
+        let Found::Here(ForeignMemory { descriptor, bytes, .. }) = self.find_shared(source)? else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
         self.bind(device)?;

@@ -74,6 +74,13 @@ impl Ipc {
         std::mem::take(self)
     }
 
+    /// The program goes on with this worker: others find it, though another one was to take its place.
+    pub(crate) fn be_found(&self) {
+        if let Some(Err(error)) = self.service.as_ref().map(|service| service.take_name_back()) {
+            log::error!("other processes of the program do not find what it has given handles of: {error}");
+        }
+    }
+
     /// Others are not answered any more: the program has ended.
     pub(crate) fn stop(&mut self) {
         self.service = None;

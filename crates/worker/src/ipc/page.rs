@@ -13,12 +13,14 @@
 //! A slot of zeros is an event that is done, as all are in a program that stands still.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use rekindle_cuda::{CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Access, Device, Result, Stream};
 
@@ -63,18 +65,9 @@ pub(crate) struct SharedRecord {
 
 /// Memory for a page.
 pub(super) fn make_file() -> io::Result<OwnedFd> {
-    // SAFETY: makes a file; the name ends with a NUL.
-    let number = unsafe { libc::memfd_create(c"rekindle-events".as_ptr(), libc::MFD_CLOEXEC) };
-    if number < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that was just made, and is nobody else's.
-    let file = unsafe { OwnedFd::from_raw_fd(number) };
-    // SAFETY: sets the size of that file.
-    match unsafe { libc::ftruncate(file.as_raw_fd(), PAGE_BYTES as i64) } {
-        0 => Ok(file),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let file = File::from(memfd_create(c"rekindle-events", MFdFlags::MFD_CLOEXEC)?);
+    file.set_len(PAGE_BYTES)?;
+    Ok(file.into())
 }
 
 impl Page {
@@ -84,7 +77,7 @@ impl Page {
         free: impl Iterator<Item = u64>,
         export: Option<Arc<Export>>,
     ) -> Result<Page> {
-        let memory = HostMemory::map(file, PAGE_BYTES, Access::ReadWrite, gpu).map_err(|error| {
+        let memory = HostMemory::map_for(file, PAGE_BYTES, Access::ReadWrite, &gpu).map_err(|error| {
             log::error!("memory for events cannot be mapped: {error}");
             CUDA_ERROR_OPERATING_SYSTEM
         })?;

@@ -12,7 +12,7 @@ use rekindle_device::{Access, Result};
 use rekindle_protocol::ipc::{Handle, Kind, Source};
 use rekindle_protocol::operation::{PhysicalExport, PhysicalImport};
 
-use super::service::{Found, Given, find};
+use super::service::{ForeignMemory, Found, find};
 use super::{Export, PhysicalShared};
 use crate::client::Client;
 use crate::memory::Physical;
@@ -61,7 +61,8 @@ impl Client {
     pub(crate) fn import_physical(&mut self, request: PhysicalImport<'_>) -> Result<(u8, u64)> {
         let handle = Handle::decode(request.handle, Kind::Physical).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         self.refuse_own(handle.source)?;
-        let Found::Here(Given { descriptor, bytes, gpu: Some(gpu) }) = self.find_shared(handle.source)?
+        let Found::Here(ForeignMemory { descriptor, bytes, gpu: Some(gpu) }) =
+            self.find_shared(handle.source)?
         else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };

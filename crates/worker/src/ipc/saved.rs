@@ -64,12 +64,12 @@ pub(crate) struct ImportState {
 pub(crate) struct EventState {
     pub id: Id,
     pub device: usize,
-    pub place: Place,
+    pub place: EventLocation,
     pub slot: u64,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Place {
+pub(crate) enum EventLocation {
     /// In the page of this process's with the number.
     Own(u64),
     Other(Source),
@@ -105,8 +105,8 @@ impl Client {
             opened: import.opened.clone(),
         };
         let event = |(id, event): (&Id, &super::SharedEvent)| {
-            let own = self.ipc.own_place(event).map(|(number, _)| Place::Own(number));
-            let place = own.or_else(|| self.ipc.source_of(event).map(Place::Other))?;
+            let own = self.ipc.own_place(event).map(|(number, _)| EventLocation::Own(number));
+            let place = own.or_else(|| self.ipc.source_of(event).map(EventLocation::Other))?;
             Some(EventState { id: *id, device: event.page.device, place, slot: event.slot })
         };
         IpcState {

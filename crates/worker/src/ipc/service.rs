@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::ipc::{Answer, Source, VERSION, Want, socket_name};
+use rekindle_protocol::ipc::{Answer, MemoryRequest, Source, VERSION, socket_name, withdrawn_name};
 use rekindle_protocol::peer;
 
 use crate::start::listen;
@@ -75,6 +75,20 @@ impl Service {
         Ok(())
     }
 
+    /// Has its name again, if that was put aside for a worker that was to take its place.
+    pub(super) fn take_name_back(&self) -> io::Result<()> {
+        let aside = self.aside();
+        match std::fs::symlink_metadata(&aside) {
+            Ok(found) if found.ino() == self.inode => std::fs::rename(aside, &self.path),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where its socket is while another worker is to be found by its name.
+    fn aside(&self) -> PathBuf {
+        self.path.with_file_name(withdrawn_name(&socket_name(self.key)))
+    }
+
     /// Others may have this from now on.
     pub(super) fn offer(&self, export: Export) -> Arc<Export> {
         let export = Arc::new(export);
@@ -88,14 +102,15 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() != self.inode) {
-            return;
-        }
+        let aside = self.aside();
+        let is_own =
+            |path: &&PathBuf| std::fs::symlink_metadata(path).is_ok_and(|found| found.ino() == self.inode);
+        let Some(path) = [&self.path, &aside].into_iter().find(is_own) else { return };
         // Wakes the thread that listens, if there is one.
         if self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take().is_none() {
-            let _ = UnixStream::connect(&self.path);
+            let _ = UnixStream::connect(path);
         }
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(path);
     }
 }
 
@@ -110,7 +125,7 @@ fn answer(stream: &UnixStream, exports: &Mutex<BTreeMap<u64, Weak<Export>>>) -> 
     }
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let (Want { version, number }, _) = frame::receive(stream)?;
+    let (MemoryRequest { version, number }, _) = frame::receive(stream)?;
     if version != VERSION {
         return frame::send(stream, &Answer::Version { version: VERSION }, &[]);
     }
@@ -126,7 +141,7 @@ fn answer(stream: &UnixStream, exports: &Mutex<BTreeMap<u64, Weak<Export>>>) -> 
 }
 
 /// Memory of another process.
-pub(super) struct Given {
+pub(super) struct ForeignMemory {
     pub descriptor: OwnedFd,
     pub bytes: u64,
     pub gpu: Option<[u8; 16]>,
@@ -134,7 +149,7 @@ pub(super) struct Given {
 
 /// What came of asking another process's worker.
 pub(super) enum Found {
-    Here(Given),
+    Here(ForeignMemory),
     /// The process has it no more.
     Gone,
     /// Its own contents are still being loaded.
@@ -152,7 +167,7 @@ pub(super) fn find(directory: &Path, source: Source) -> Result<Found, FrameError
     };
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let asked = frame::send(&stream, &Want { version: VERSION, number: source.number }, &[]);
+    let asked = frame::send(&stream, &MemoryRequest { version: VERSION, number: source.number }, &[]);
     match asked.and_then(|()| frame::receive(&stream)) {
         Ok((Answer::Here { bytes }, descriptors)) => given(descriptors, bytes, None),
         Ok((Answer::On { bytes, gpu }, descriptors)) => given(descriptors, bytes, Some(gpu)),
@@ -170,7 +185,7 @@ pub(super) fn find(directory: &Path, source: Source) -> Result<Found, FrameError
 
 fn given(descriptors: Vec<OwnedFd>, bytes: u64, gpu: Option<[u8; 16]>) -> Result<Found, FrameError> {
     let descriptor = descriptors.into_iter().next().ok_or(FrameError::DescriptorsLost)?;
-    Ok(Found::Here(Given { descriptor, bytes, gpu }))
+    Ok(Found::Here(ForeignMemory { descriptor, bytes, gpu }))
 }
 
 fn is_nobody(error: &io::Error) -> bool {
@@ -204,7 +219,7 @@ mod tests {
         let held = service.offer(export(1));
         assert!(matches!(find(1), Found::NotYet));
         service.begin().unwrap();
-        assert!(matches!(find(1), Found::Here(Given { bytes: 4096, .. })));
+        assert!(matches!(find(1), Found::Here(ForeignMemory { bytes: 4096, .. })));
         assert!(matches!(find(2), Found::Gone));
         drop(held);
         assert!(matches!(find(1), Found::Gone));
@@ -220,6 +235,31 @@ mod tests {
         second.begin().unwrap();
         drop(first);
         assert!(matches!(find(directory.path(), Source { key: 5, number: 1 }).unwrap(), Found::Gone));
+    }
+
+    #[test]
+    fn one_that_goes_on_after_all_has_its_name_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join(socket_name(5));
+        let aside = directory.path().join(withdrawn_name(&socket_name(5)));
+        let find = || find(directory.path(), Source { key: 5, number: 1 }).unwrap();
+        let stays = Service::new(directory.path(), 5).unwrap();
+        stays.begin().unwrap();
+        stays.take_name_back().unwrap();
+        assert!(matches!(find(), Found::Gone));
+        std::fs::rename(&place, &aside).unwrap();
+        assert!(matches!(find(), Found::Nobody));
+        let other = Service::new(directory.path(), 5).unwrap();
+        assert!(matches!(find(), Found::NotYet));
+        stays.take_name_back().unwrap();
+        drop(other);
+        assert!(matches!(find(), Found::Gone));
+        // Or the other one goes on.
+        std::fs::rename(&place, &aside).unwrap();
+        let other = Service::new(directory.path(), 5).unwrap();
+        other.begin().unwrap();
+        drop(stays);
+        assert!(matches!(find(), Found::Gone) && !aside.exists());
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::ipc::Export;
 pub(crate) struct Buffer {
     /// Of the handle, a multiple of the device's granularity.
     pub bytes: u64,
-    pub memory: Memory,
+    /// None as long as nothing has named it, where memory comes at the [first use](super::first_use).
+    pub memory: Option<Memory>,
     pub content: Content,
     /// The memory is a cache's: others have it mapped too, and it cannot be written to here.
     pub shared: bool,
@@ -19,6 +20,12 @@ pub(crate) struct Buffer {
     pub declared: Option<Hold>,
     /// By which other processes of the program may have the memory.
     pub export: Option<Arc<Export>>,
+}
+
+impl Buffer {
+    pub(crate) fn is_backed(&self) -> bool {
+        self.memory.is_some()
+    }
 }
 
 /// Whose the memory of declared data is.

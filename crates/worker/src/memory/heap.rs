@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Access, Device, Event, Memory, Result, Stream};
 
-use super::{Buffer, Content, Hold, Regions, Slab, Small, Space};
+use super::{Buffer, Content, Hold, Regions, Slab, Small, Space, Unbacked};
 use crate::ipc::Export;
 
 /// Allocations of at least this size get a handle of their own.
@@ -19,13 +19,15 @@ const LARGE: u64 = 1 << 20;
 const LARGEST_SLAB: u64 = 32 << 20;
 
 pub(crate) struct Heap {
-    device: Arc<dyn Device>,
+    pub(super) device: Arc<dyn Device>,
     granularity: u64,
     regions: Arc<Regions>,
     reserved: Vec<Range<u64>>,
     space: Space,
-    buffers: BTreeMap<u64, Buffer>,
-    slabs: Vec<u64>,
+    pub(super) buffers: BTreeMap<u64, Buffer>,
+    pub(super) slabs: Vec<u64>,
+    /// Which allocations have no memory yet, where it comes at the first use.
+    pub(super) unbacked: Option<Unbacked>,
     /// Behind what is being copied of the program's memory without its knowledge.
     copied: Option<Event>,
 }
@@ -40,6 +42,7 @@ impl Heap {
             space: Space::default(),
             buffers: BTreeMap::new(),
             slabs: Vec::new(),
+            unbacked: None,
             copied: None,
         }
     }
@@ -73,7 +76,7 @@ impl Heap {
 
     /// Bytes of all handles.
     pub(crate) fn bytes(&self) -> u64 {
-        self.buffers.values().map(|buffer| buffer.bytes).sum()
+        self.buffers.values().filter(|buffer| buffer.is_backed()).map(|buffer| buffer.bytes).sum()
     }
 
     /// Bytes of those that are shared.
@@ -96,10 +99,10 @@ impl Heap {
     }
 
     /// Takes addresses that nothing is mapped at, followed by a gap that catches overruns.
-    pub(crate) fn take_addresses(&mut self, bytes: u64, alignment: u64, wish: u64) -> Result<u64> {
+    pub(crate) fn take_addresses(&mut self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
         let with_gap = bytes.checked_add(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        if wish != 0 && wish.is_multiple_of(alignment) && self.space.take_at(wish, with_gap) {
-            return Ok(wish);
+        if hint != 0 && hint.is_multiple_of(alignment) && self.space.take_at(hint, with_gap) {
+            return Ok(hint);
         }
         if let Some(at) = self.space.take(with_gap, alignment) {
             return Ok(at);
@@ -141,7 +144,7 @@ impl Heap {
         }
         if bytes >= LARGE {
             let whole = bytes.checked_next_multiple_of(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            return self.add(whole, Content::Large { bytes, freed: false });
+            return self.begin(whole, Content::Large { bytes, freed: false });
         }
         for at in self.slabs.iter().rev() {
             if let Some(Buffer { content: Content::Slab(slab), .. }) = self.buffers.get_mut(at)
@@ -150,14 +153,16 @@ impl Heap {
                 return Ok(at + offset);
             }
         }
-        let size = (self.granularity << self.slabs.len().min(8)).min(LARGEST_SLAB).max(self.granularity);
+        // What is backed whole at a first use is small.
+        let doublings = if self.waits_for_uses() { 0 } else { self.slabs.len().min(8) };
+        let size = (self.granularity << doublings).min(LARGEST_SLAB).max(self.granularity);
         let mut slab = Slab::new(size);
         let offset = slab.allocate(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let at = match self.add(size, Content::Slab(slab)) {
+        let at = match self.begin(size, Content::Slab(slab)) {
             Err(CUDA_ERROR_OUT_OF_MEMORY) if size > self.granularity => {
                 let mut slab = Slab::new(self.granularity);
                 slab.allocate(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-                self.add(self.granularity, Content::Slab(slab))?
+                self.begin(self.granularity, Content::Slab(slab))?
             }
             other => other?,
         };
@@ -286,7 +291,8 @@ impl Heap {
     /// A descriptor of the memory of a buffer, and its bytes.
     pub(crate) fn descriptor(&self, at: u64) -> Result<(OwnedFd, u64)> {
         let buffer = self.buffers.get(&at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        Ok((self.device.memory_export(buffer.memory)?, buffer.bytes))
+        let memory = buffer.memory.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        Ok((self.device.memory_export(memory)?, buffer.bytes))
     }
 
     /// Gives memory back that was to be filled in a window, and the window.
@@ -346,15 +352,16 @@ impl Heap {
     /// Has a buffer only be read from now on; its memory, for others.
     pub(crate) fn share(&mut self, at: u64) -> Result<OwnedFd> {
         let buffer = self.buffers.get_mut(&at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let memory = buffer.memory.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         self.device.protect(at, buffer.bytes, Access::Read)?;
         buffer.shared = true;
-        self.device.memory_export(buffer.memory)
+        self.device.memory_export(memory)
     }
 
     /// Gives a shared buffer memory of its own with the same contents. The device is idle, and its context current.
     pub(crate) fn make_private(&mut self, at: u64) -> Result<()> {
         let Some(buffer) = self.buffers.get(&at).filter(|buffer| buffer.shared) else { return Ok(()) };
-        let (bytes, shared) = (buffer.bytes, buffer.memory);
+        let (bytes, Some(shared)) = (buffer.bytes, buffer.memory) else { return Ok(()) };
         self.await_copies()?;
         let window = self.take_addresses(bytes, self.granularity, 0)?;
         let copied = self.back(window, bytes, None, Access::ReadWrite).and_then(|memory| {
@@ -373,7 +380,7 @@ impl Heap {
         self.device.map(at, bytes, memory)?;
         self.device.protect(at, bytes, Access::ReadWrite)?;
         if let Some(buffer) = self.buffers.get_mut(&at) {
-            (buffer.memory, buffer.shared) = (memory, false);
+            (buffer.memory, buffer.shared) = (Some(memory), false);
         }
         self.device.memory_release(shared)
     }
@@ -389,7 +396,10 @@ impl Heap {
         let export = match &buffer.export {
             Some(export) => export.clone(),
             None if buffer.shared || buffer.declared.is_some() => return Err(CUDA_ERROR_INVALID_VALUE),
-            None => way(self.device.memory_export(buffer.memory)?, buffer.bytes),
+            None => {
+                let memory = buffer.memory.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                way(self.device.memory_export(memory)?, buffer.bytes)
+            }
         };
         if let Some(buffer) = self.buffers.get_mut(&at) {
             buffer.export = Some(export.clone());
@@ -428,16 +438,18 @@ impl Heap {
     /// idle, and its context current.
     pub(crate) fn adopt(&mut self, at: u64, bytes: u64, memory: Memory) -> Result<()> {
         let content = Content::Large { bytes, freed: false };
-        self.buffers
-            .insert(at, Buffer { bytes, memory, content, shared: true, declared: None, export: None });
+        self.buffers.insert(
+            at,
+            Buffer { bytes, memory: Some(memory), content, shared: true, declared: None, export: None },
+        );
         self.make_private(at).inspect_err(|_| {
-            if self.buffers.get(&at).is_some_and(|buffer| buffer.memory == memory) {
+            if self.buffers.get(&at).is_some_and(|buffer| buffer.memory == Some(memory)) {
                 self.buffers.remove(&at);
             }
         })
     }
 
-    fn add(&mut self, bytes: u64, content: Content) -> Result<u64> {
+    pub(super) fn add(&mut self, bytes: u64, content: Content) -> Result<u64> {
         let at = self.take_addresses(bytes, self.granularity, 0)?;
         self.fill(at, bytes, content, None)?;
         Ok(at)
@@ -457,6 +469,10 @@ impl Heap {
     }
 
     fn hold(&mut self, at: u64, bytes: u64, memory: Memory, content: Content) {
+        self.note(at, bytes, Some(memory), content);
+    }
+
+    pub(super) fn note(&mut self, at: u64, bytes: u64, memory: Option<Memory>, content: Content) {
         if matches!(content, Content::Slab(_)) {
             self.slabs.push(at);
         }
@@ -465,7 +481,13 @@ impl Heap {
     }
 
     /// Makes memory, or takes what there is, and maps it.
-    fn back(&self, at: u64, bytes: u64, from: Option<BorrowedFd<'_>>, access: Access) -> Result<Memory> {
+    pub(super) fn back(
+        &self,
+        at: u64,
+        bytes: u64,
+        from: Option<BorrowedFd<'_>>,
+        access: Access,
+    ) -> Result<Memory> {
         let memory = match from {
             Some(descriptor) => self.device.memory_import(descriptor, bytes)?,
             None => self.device.memory_create(bytes)?,
@@ -543,13 +565,18 @@ impl Heap {
         self.slabs.iter().filter(empty).count()
     }
 
-    fn remove(&mut self, at: u64) -> Result<()> {
+    pub(super) fn remove(&mut self, at: u64) -> Result<()> {
         self.await_copies()?;
         let Some(buffer) = self.buffers.remove(&at) else { return Ok(()) };
         self.slabs.retain(|slab| *slab != at);
+        let Some(memory) = buffer.memory else {
+            self.forget_unbacked(at, buffer.bytes);
+            self.give_addresses(at, buffer.bytes);
+            return Ok(());
+        };
         self.device.unmap(at, buffer.bytes)?;
         self.give_addresses(at, buffer.bytes);
-        self.device.memory_release(buffer.memory)
+        self.device.memory_release(memory)
     }
 
     /// Gives everything back.

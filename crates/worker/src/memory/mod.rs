@@ -5,6 +5,7 @@
 //! of a slab. Memory that the program maps itself (`cuMemMap`) lies in the same range.
 
 mod buffer;
+mod first_use;
 mod heap;
 mod pinned;
 mod slab;
@@ -17,6 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rekindle_device::{PROGRAM_RANGE, Slice};
 
 pub(crate) use buffer::{Buffer, Content, Hold};
+pub(crate) use first_use::Unbacked;
 pub(crate) use heap::Heap;
 pub(crate) use pinned::{Pinned, is_plain_name, map_pinned};
 pub(crate) use slab::{Slab, Small};
@@ -30,10 +32,10 @@ const REGION_OF_SLICE: u64 = 64 << 30;
 
 /// Hands out regions to the heaps of all devices of one client.
 #[derive(Debug)]
-pub(crate) struct Regions(Mutex<Left>);
+pub(crate) struct Regions(Mutex<FreeRegion>);
 
 #[derive(Debug)]
-struct Left {
+struct FreeRegion {
     range: Range<u64>,
     region: u64,
     slice: Option<Slice>,
@@ -41,12 +43,12 @@ struct Left {
 
 impl Regions {
     pub(crate) fn new() -> Regions {
-        Regions(Mutex::new(Left { range: PROGRAM_RANGE, region: REGION, slice: None }))
+        Regions(Mutex::new(FreeRegion { range: PROGRAM_RANGE, region: REGION, slice: None }))
     }
 
     /// Only addresses of this slice are handed out from now on.
     pub(crate) fn confine(&self, slice: Slice) {
-        *self.left() = Left { range: slice.device(), region: REGION_OF_SLICE, slice: Some(slice) };
+        *self.left() = FreeRegion { range: slice.device(), region: REGION_OF_SLICE, slice: Some(slice) };
     }
 
     pub(crate) fn slice(&self) -> Option<Slice> {
@@ -69,7 +71,7 @@ impl Regions {
         left.range.start = left.range.start.max(region.end);
     }
 
-    fn left(&self) -> MutexGuard<'_, Left> {
+    fn left(&self) -> MutexGuard<'_, FreeRegion> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

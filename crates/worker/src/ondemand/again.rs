@@ -22,7 +22,7 @@ use rekindle_protocol::frame;
 use rekindle_protocol::worker::{Phase, Recording, Reply};
 use serde::{Deserialize, Serialize};
 
-use super::base::{self, Base, Described};
+use super::base::{self, Base, BaseDescription};
 use super::conversations::{Conversations, wait_for_parting};
 use super::journal::Journal;
 use super::replace::take_up;
@@ -31,7 +31,7 @@ use crate::client_thread::ClientThread;
 use crate::control::{Control, Kind};
 use crate::dispatch::{Activity, Dispatcher, Ended, Inbox, Remote, Shared, remote};
 use crate::gpu::Gpu;
-use crate::image::{self, Wish};
+use crate::image::{self, RestoreOptions};
 use crate::link::Link;
 use crate::{start, successor};
 
@@ -51,7 +51,7 @@ struct Inheritance {
     daemon_waits: Option<u64>,
     journal: RawFd,
     /// What memory held when the journal began, where that is not what the image has.
-    base: Option<(Described, RawFd)>,
+    base: Option<(BaseDescription, RawFd)>,
     /// The client's pid.
     pid: i32,
     /// Whose arrays it hands on.
@@ -216,14 +216,14 @@ fn restore(
     dispatcher.client.exchange.owner.clone_from(&inheritance.owner);
     dispatcher.client.mended = true;
     dispatcher.client.output.of_pid(inheritance.pid);
-    let wish = Wish {
+    let options = RestoreOptions {
         directory: inheritance.directory.clone(),
         record: inheritance.record,
         again: true,
-        ..Wish::default()
+        ..RestoreOptions::default()
     };
     let began_loading = Instant::now();
-    let restored = image::restore(&mut dispatcher, &inheritance.image, wish, remote.clone());
+    let restored = image::restore(&mut dispatcher, &inheritance.image, options, remote.clone());
     restored.map_err(|error| error.to_string())?;
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);

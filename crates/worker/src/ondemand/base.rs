@@ -4,14 +4,15 @@
 //! It lies in one piece of memory of the GPU, or of the host where the GPU has none left, of which a descriptor is kept:
 //! it outlives the context that fails.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY};
-use rekindle_device::{Device, Result, Stream};
+use rekindle_device::{Access, Device, Result, Stream};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, Room};
+use crate::host_memory::HostMemory;
 use crate::successor;
 
 /// Where each row begins is a multiple of this.
@@ -19,14 +20,14 @@ const ALIGNMENT: u64 = 512;
 
 /// Something that the program can change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum What {
+enum MemoryObject {
     Buffer { address: u64 },
     Global { loaded_at: u64, name: String },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Row {
-    what: What,
+    what: MemoryObject,
     bytes: u64,
     /// In the base's memory.
     offset: u64,
@@ -34,7 +35,7 @@ struct Row {
 
 /// What a worker that starts again has to know of a base, whose descriptor comes along.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Described {
+pub(super) struct BaseDescription {
     rows: Vec<Row>,
     bytes: u64,
     on_device: bool,
@@ -46,18 +47,18 @@ pub(super) struct Base {
     device: Arc<dyn Device>,
     stream: Stream,
     rows: Vec<(Row, u64)>,
-    place: Place,
+    place: BaseMemory,
 }
 
 /// The memory that it lies in.
-struct Place {
-    memory: On,
+struct BaseMemory {
+    memory: BaseStorage,
     descriptor: OwnedFd,
 }
 
-enum On {
+enum BaseStorage {
     Device(Room),
-    Host { device: Arc<dyn Device>, address: u64, bytes: u64 },
+    Host(HostMemory),
 }
 
 impl Base {
@@ -73,20 +74,19 @@ impl Base {
             offset = (offset + bytes).next_multiple_of(ALIGNMENT);
         };
         // Declared data is not changed.
-        for (&address, buffer) in
-            context.heap.buffers().iter().filter(|(_, buffer)| !buffer.shared && buffer.declared.is_none())
-        {
-            add(What::Buffer { address }, address, buffer.bytes);
+        let buffers = context.heap.buffers().iter().filter(|(_, buffer)| buffer.is_backed());
+        for (&address, buffer) in buffers.filter(|(_, buffer)| !buffer.shared && buffer.declared.is_none()) {
+            add(MemoryObject::Buffer { address }, address, buffer.bytes);
         }
         for (_, module) in client.modules.iter().filter(|(_, module)| module.device == index) {
             // Globals of modules in pieces are buffers.
             let Some(handle) = module.body.whole() else { continue };
             for global in device.globals(handle)?.into_iter().filter(|global| !global.constant) {
-                let what = What::Global { loaded_at: module.loaded_at, name: global.name };
+                let what = MemoryObject::Global { loaded_at: module.loaded_at, name: global.name };
                 add(what, global.address, global.bytes);
             }
         }
-        let place = Place::new(client, index, offset.max(1))?;
+        let place = BaseMemory::new(client, index, offset.max(1))?;
         Ok(Base { index, device, stream: stream.unwrap_or(Stream::LEGACY), rows, place })
     }
 
@@ -99,10 +99,10 @@ impl Base {
         self.device.stream_synchronize(self.stream)
     }
 
-    pub(super) fn described(&self) -> (Described, &OwnedFd) {
+    pub(super) fn described(&self) -> (BaseDescription, &OwnedFd) {
         let rows = self.rows.iter().map(|(row, _)| row.clone()).collect();
-        let on_device = matches!(self.place.memory, On::Device(_));
-        let described = Described { rows, bytes: self.place.bytes(), on_device, device: self.index };
+        let on_device = matches!(self.place.memory, BaseStorage::Device(_));
+        let described = BaseDescription { rows, bytes: self.place.bytes(), on_device, device: self.index };
         (described, &self.place.descriptor)
     }
 
@@ -113,15 +113,15 @@ impl Base {
 }
 
 /// Gives a program what a base holds. Its buffers are where they were.
-pub(super) fn put_back(client: &mut Client, base: &Described, descriptor: OwnedFd) -> Result<()> {
+pub(super) fn put_back(client: &mut Client, base: &BaseDescription, descriptor: OwnedFd) -> Result<()> {
     let index = base.device;
-    let place = Place::open(client, base, descriptor)?;
+    let place = BaseMemory::open(client, base, descriptor)?;
     let filled = (|| {
         let device = client.context(index)?.device.clone();
         for Row { what, bytes, offset } in &base.rows {
             let to = match what {
-                What::Buffer { address } => *address,
-                What::Global { loaded_at, name } => {
+                MemoryObject::Buffer { address } => *address,
+                MemoryObject::Global { loaded_at, name } => {
                     let module = client.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
                     let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
                     let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
@@ -137,8 +137,8 @@ pub(super) fn put_back(client: &mut Client, base: &Described, descriptor: OwnedF
     filled
 }
 
-impl Place {
-    fn new(client: &mut Client, index: usize, bytes: u64) -> Result<Place> {
+impl BaseMemory {
+    fn new(client: &mut Client, index: usize, bytes: u64) -> Result<BaseMemory> {
         client.bind(index)?;
         let device = client.context(index)?.device.clone();
         let bytes = bytes.next_multiple_of(device.granularity().max(1));
@@ -148,70 +148,53 @@ impl Place {
                     let _ = device.memory_release(memory);
                 })?;
                 let room = Room::of(client, index, memory, bytes)?;
-                Ok(Place { memory: On::Device(room), descriptor })
+                Ok(BaseMemory { memory: BaseStorage::Device(room), descriptor })
             }
             Err(CUDA_ERROR_OUT_OF_MEMORY) => {
                 let file = successor::memory_file(&[]).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
                 file.set_len(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-                Place::on_host(device, bytes, file.into())
+                BaseMemory::on_host(&device, bytes, file.into())
             }
             Err(code) => Err(code),
         }
     }
 
-    fn open(client: &mut Client, base: &Described, descriptor: OwnedFd) -> Result<Place> {
+    fn open(client: &mut Client, base: &BaseDescription, descriptor: OwnedFd) -> Result<BaseMemory> {
         client.bind(base.device)?;
         let device = client.context(base.device)?.device.clone();
         if !base.on_device {
-            return Place::on_host(device, base.bytes, descriptor);
+            return BaseMemory::on_host(&device, base.bytes, descriptor);
         }
         let memory = device.memory_import(descriptor.as_fd(), base.bytes)?;
         let room = Room::of(client, base.device, memory, base.bytes)?;
-        Ok(Place { memory: On::Device(room), descriptor })
+        Ok(BaseMemory { memory: BaseStorage::Device(room), descriptor })
     }
 
-    fn on_host(device: Arc<dyn Device>, bytes: u64, descriptor: OwnedFd) -> Result<Place> {
-        let (protection, number) = (libc::PROT_READ | libc::PROT_WRITE, descriptor.as_raw_fd());
-        // SAFETY: a new mapping of a file that is so long, at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes as usize, protection, libc::MAP_SHARED, number, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        if let Err(code) = device.host_register(base as u64, bytes) {
-            // SAFETY: mapped above, and known to nobody.
-            unsafe { libc::munmap(base, bytes as usize) };
-            return Err(code);
-        }
-        Ok(Place { memory: On::Host { device, address: base as u64, bytes }, descriptor })
+    fn on_host(device: &Arc<dyn Device>, bytes: u64, descriptor: OwnedFd) -> Result<BaseMemory> {
+        let memory = HostMemory::map(&descriptor, bytes, Access::ReadWrite);
+        let mut memory = memory.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        memory.register(device)?;
+        Ok(BaseMemory { memory: BaseStorage::Host(memory), descriptor })
     }
 
     fn address(&self) -> u64 {
         match &self.memory {
-            On::Device(room) => room.address,
-            On::Host { address, .. } => *address,
+            BaseStorage::Device(room) => room.address,
+            BaseStorage::Host(memory) => memory.address(),
         }
     }
 
     fn bytes(&self) -> u64 {
         match &self.memory {
-            On::Device(room) => room.bytes,
-            On::Host { bytes, .. } => *bytes,
+            BaseStorage::Device(room) => room.bytes,
+            BaseStorage::Host(memory) => memory.bytes(),
         }
     }
 
     fn close(self, client: &mut Client) {
-        let closed = match self.memory {
-            On::Device(room) => room.close(client),
-            On::Host { device, address, bytes } => {
-                let forgotten = device.host_unregister(address);
-                // SAFETY: mapped by `on_host`; no copy from or to it is under way.
-                unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };
-                forgotten
-            }
-        };
-        if let Err(code) = closed {
+        if let BaseStorage::Device(room) = self.memory
+            && let Err(code) = room.close(client)
+        {
             log::warn!("memory that requests might have been done again on stays in use: {code}");
         }
     }

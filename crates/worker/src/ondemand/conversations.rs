@@ -1,10 +1,12 @@
 //! What the worker's threads that talk to others hold while a message is half read, or read and not yet obeyed: a
 //! worker that starts again passes both sockets on, and nothing may be lost between two processes.
 
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The connection of the daemon.
 #[derive(Default)]
@@ -53,31 +55,25 @@ fn wait_for<'m, T>(mutex: &'m Mutex<T>, meanwhile: &mut impl FnMut()) -> MutexGu
 }
 
 /// How long the daemon may take to end a program that cannot go on.
-const PARTING_MS: i32 = 10_000;
+const PARTING: Duration = Duration::from_secs(10);
 
 /// Waits until there is something to read, the other end is closed, or there is something to read from this
 /// sign.
 pub(crate) fn wait_readable(socket: &UnixStream, sign: Option<BorrowedFd<'_>>) {
-    let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut entries = [entry(socket.as_raw_fd()), entry(sign.map_or(-1, |sign| sign.as_raw_fd()))];
-    // SAFETY: two valid entries, borrowed for the call.
-    unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) };
+    let readable = |end| PollFd::new(end, PollFlags::POLLIN);
+    let mut ends: Vec<_> = [Some(socket.as_fd()), sign].into_iter().flatten().map(readable).collect();
+    let _ = poll(&mut ends, PollTimeout::NONE);
 }
 
 /// Waits until the client has gone, not for ever: the daemon, which knows by now that its program cannot go on, ends it
 /// before it sees an error.
 pub(crate) fn wait_for_parting(client: &UnixStream) {
-    wait(client, libc::POLLRDHUP, PARTING_MS);
+    wait_for_close(client, PARTING);
 }
 
 /// Whether the other end is closed, now or within the limit.
 pub(crate) fn wait_for_close(socket: &UnixStream, limit: Duration) -> bool {
-    wait(socket, libc::POLLRDHUP, limit.as_millis() as i32) != 0
-}
-
-fn wait(socket: &UnixStream, events: i16, limit_ms: i32) -> i16 {
-    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
-    // SAFETY: one valid entry, borrowed for the call.
-    unsafe { libc::poll(&mut entry, 1, limit_ms) };
-    entry.revents
+    let mut end = [PollFd::new(socket.as_fd(), PollFlags::from_bits_retain(libc::POLLRDHUP))];
+    let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+    poll(&mut end, limit).is_ok_and(|closed| closed > 0)
 }

@@ -13,9 +13,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FallocateFlags, fallocate, posix_fallocate};
 use rekindle_protocol::operation::{Asynchronous, Upload};
 
 mod entry;
@@ -36,15 +38,13 @@ const SPARE: usize = 8 << 20;
 const RING: u32 = u32::MAX;
 pub(crate) struct Journal {
     file: File,
-    base: *mut u8,
+    /// This value alone uses it; who else has the file reads it when this process has let go of it.
+    mapping: MmapRaw,
     /// Bytes of the file that have memory.
     reserved: usize,
     /// Where the request is that is being done, if it is here. Entries that follow one another do not move meanwhile.
     admitted: Option<usize>,
 }
-
-// SAFETY: the mapping belongs to this value alone; who else has the file reads it when this process has let go of it.
-unsafe impl Send for Journal {}
 
 #[repr(C)]
 struct Page {
@@ -90,21 +90,12 @@ impl Journal {
     }
 
     fn map(file: File) -> io::Result<Journal> {
-        // SAFETY: a new mapping of a file that is as long.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                PAGE + MOST_BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        match base == libc::MAP_FAILED {
-            true => Err(io::Error::last_os_error()),
-            false => Ok(Journal { file, base: base.cast(), reserved: 0, admitted: None }),
-        }
+        let mapping = MmapOptions::new().len(PAGE + MOST_BYTES).map_raw(&file)?;
+        Ok(Journal { file, mapping, reserved: 0, admitted: None })
+    }
+
+    fn base(&self) -> *mut u8 {
+        self.mapping.as_mut_ptr()
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -122,12 +113,11 @@ impl Journal {
             return true;
         }
         let wanted = end.next_multiple_of(STEP).min(PAGE + MOST_BYTES);
-        // SAFETY: asks for memory for a range of an open file.
-        let failed = unsafe { libc::posix_fallocate(self.file.as_raw_fd(), 0, wanted as libc::off_t) } != 0;
-        if !failed {
+        let reserved = posix_fallocate(&self.file, 0, wanted as libc::off_t).is_ok();
+        if reserved {
             self.reserved = wanted;
         }
-        !failed
+        reserved
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -149,7 +139,7 @@ impl Journal {
         let mut end = at;
         for part in [&head, entry.body, entry.trailer, entry.staged] {
             // SAFETY: `has_room` has said that the mapping has memory up to the end of the entry.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.base.add(PAGE + end), part.len()) };
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.base().add(PAGE + end), part.len()) };
             end += part.len();
         }
         self.page().bytes.store(end as u64, Ordering::Release);
@@ -218,12 +208,12 @@ impl Journal {
 
     fn set_flags(&mut self, at: usize, flags: u32) {
         // SAFETY: `at` is the start of an entry, whose flags are its sixth word.
-        unsafe { self.base.add(PAGE + at + 20).cast::<u32>().write_unaligned(flags.to_le()) };
+        unsafe { self.base().add(PAGE + at + 20).cast::<u32>().write_unaligned(flags.to_le()) };
     }
 
     fn set_staged(&mut self, at: usize, bytes: u32) {
         // SAFETY: `at` is the start of an entry, the length of whose staged bytes is its fifth word.
-        unsafe { self.base.add(PAGE + at + 16).cast::<u32>().write_unaligned(bytes.to_le()) };
+        unsafe { self.base().add(PAGE + at + 16).cast::<u32>().write_unaligned(bytes.to_le()) };
     }
 
     /// The request there.
@@ -261,7 +251,7 @@ impl Journal {
         let mut end = 0;
         for (at, bytes, flags) in self.lasting() {
             // SAFETY: both lie in what was written, the later place is not behind the earlier one, and they may overlap.
-            unsafe { std::ptr::copy(self.base.add(PAGE + at), self.base.add(PAGE + end), bytes) };
+            unsafe { std::ptr::copy(self.base().add(PAGE + at), self.base().add(PAGE + end), bytes) };
             self.keep_entry(end, flags);
             end += bytes;
         }
@@ -285,7 +275,11 @@ impl Journal {
             let Some(before) = before else { break };
             // SAFETY: what was written there, and what has memory here; the mappings are two.
             unsafe {
-                std::ptr::copy_nonoverlapping(before.base.add(PAGE + at), self.base.add(PAGE + end), bytes)
+                std::ptr::copy_nonoverlapping(
+                    before.base().add(PAGE + at),
+                    self.base().add(PAGE + end),
+                    bytes,
+                )
             };
             self.keep_entry(end, flags);
             end += bytes;
@@ -302,10 +296,9 @@ impl Journal {
         if self.reserved <= end {
             return;
         }
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let (from, bytes) = (end as libc::off_t, (self.reserved - end) as libc::off_t);
-        // SAFETY: takes memory from a range of an open file, to which nothing is written before it is reserved again.
-        if unsafe { libc::fallocate(self.file.as_raw_fd(), mode, from, bytes) } == 0 {
+        let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        // Nothing is written there before it is reserved again.
+        if fallocate(&self.file, mode, end as libc::off_t, (self.reserved - end) as libc::off_t).is_ok() {
             self.reserved = end;
         }
     }
@@ -360,7 +353,11 @@ impl Journal {
         };
         // SAFETY: the entry there has a trailer that is as long, behind its body.
         unsafe {
-            std::ptr::copy_nonoverlapping(trailer.as_ptr(), self.base.add(PAGE + at + offset), trailer.len())
+            std::ptr::copy_nonoverlapping(
+                trailer.as_ptr(),
+                self.base().add(PAGE + at + offset),
+                trailer.len(),
+            )
         };
     }
 
@@ -372,7 +369,7 @@ impl Journal {
     /// Where the flags and the trailer of an entry lie that is to be [noted](Journal::note_told).
     pub(super) fn mark(&self, at: usize) -> *mut u8 {
         // SAFETY: `at` is the start of an entry.
-        unsafe { self.base.add(PAGE + at) }
+        unsafe { self.base().add(PAGE + at) }
     }
 
     /// What the entry there has brought to the host is there: this is its hash, for which the trailer has room.
@@ -448,7 +445,7 @@ impl Journal {
 
     /// Where the entries lie in memory.
     pub(super) fn memory(&self) -> (u64, usize) {
-        (self.base as u64 + PAGE as u64, self.bytes())
+        (self.base() as u64 + PAGE as u64, self.bytes())
     }
 
     fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
@@ -480,13 +477,6 @@ impl Journal {
 
     fn page(&self) -> &Page {
         // SAFETY: the mapping begins with a page of its own, which zero bytes are valid for.
-        unsafe { &*self.base.cast::<Page>() }
-    }
-}
-
-impl Drop for Journal {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nothing borrows from it.
-        unsafe { libc::munmap(self.base.cast(), PAGE + MOST_BYTES) };
+        unsafe { &*self.base().cast::<Page>() }
     }
 }

@@ -18,13 +18,14 @@
 //! - Requests that could not be done once more with the same effect wait.
 
 mod again;
-mod aside;
 mod base;
 mod conversations;
+mod deferred;
 mod journal;
 mod mend;
 mod needs;
 mod order;
+mod reach;
 mod replace;
 mod replay;
 mod sharing;
@@ -36,14 +37,15 @@ use rekindle_device::DEVICE_RANGE;
 use rekindle_protocol::operation::{Asynchronous, Upload, name};
 use rekindle_ring::Record;
 
-pub(crate) use aside::{Aside, Waiting};
-pub(crate) use order::{Named, Object, Order, order, stream as named_stream};
+pub(crate) use deferred::{DeferredQueue, Waiting};
+pub(crate) use order::{NamedObjects, Object, Order, order, stream as named_stream};
 
 pub(crate) use again::{ARGUMENT, do_again, main};
 pub(crate) use conversations::{Conversations, Daemon, wait_for_close, wait_for_parting, wait_readable};
 pub(crate) use journal::Journal;
-pub(crate) use mend::{Mend, TakenUp, Told, take_up};
-pub(crate) use needs::{Needs, Touched, needs};
+pub(crate) use mend::{HostCopies, Mend, MendTakeover, take_up};
+pub(crate) use needs::{Needs, TouchedMemory, needs};
+pub(crate) use reach::{RequestReach, reach};
 pub(crate) use replace::{go_on, restore};
 pub(crate) use sharing::Sharing;
 use sharing::only_waits;
@@ -59,7 +61,7 @@ use replay::perform;
 pub(crate) struct OnDemand {
     progress: Arc<Progress>,
     spans: Spans,
-    aside: Aside,
+    aside: DeferredQueue,
     /// The request that was last seen to wait.
     waits: Option<u64>,
     /// A request waits for all memory, as all after it do then.
@@ -70,7 +72,14 @@ pub(crate) struct OnDemand {
 
 impl OnDemand {
     pub(crate) fn new(progress: Arc<Progress>, spans: Spans) -> OnDemand {
-        OnDemand { progress, spans, aside: Aside::default(), waits: None, held: false, named: Vec::new() }
+        OnDemand {
+            progress,
+            spans,
+            aside: DeferredQueue::default(),
+            waits: None,
+            held: false,
+            named: Vec::new(),
+        }
     }
 
     /// Whether the next request can be done now; if it is not to wait, it is in the journal.
@@ -164,7 +173,7 @@ impl OnDemand {
 }
 
 /// Whether memory is named that is not the device's own.
-fn reaches_host(client: &Client, touched: &Touched) -> bool {
+fn reaches_host(client: &Client, touched: &TouchedMemory) -> bool {
     let later = client.mending.as_ref().map_or(&[][..], |mending| &mending.pinned_later);
     let pinned = |word: &u64| later.iter().any(|range| range.contains(word));
     touched.ranges.iter().any(|range| !DEVICE_RANGE.contains(&range.start))

@@ -17,7 +17,7 @@ const EXTERNAL: u32 = 1;
 const ALIGNMENT: usize = 4;
 
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Touched {
+pub(crate) struct TouchedMemory {
     /// What is certainly read or written.
     pub ranges: Vec<Range<u64>>,
     /// Words that may be addresses.
@@ -31,17 +31,17 @@ pub(crate) enum Needs {
     /// All contents: it could not be done once more with the same effect, or its answer tells how far the GPU has come.
     All,
     /// This memory, at most; it leaves nothing behind.
-    Look(Touched),
+    Look(TouchedMemory),
     /// This memory; doing it once more on the same memory has the same effect.
-    Memory(Touched),
+    Memory(TouchedMemory),
 }
 
 /// What lies behind the operation of a record.
 pub(crate) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
-    let mut touched = Touched::default();
+    let mut touched = TouchedMemory::default();
     let known = match opcode {
         LaunchKernel::OPCODE | LaunchKernelWith::OPCODE => {
-            touched.words(trailer, ALIGNMENT);
+            touched.parameters(trailer);
             launched(opcode, body).is_some_and(|function| {
                 touched.globals(client, function);
                 true
@@ -97,10 +97,15 @@ fn launched(opcode: u32, body: &[u8]) -> Option<Id> {
     }
 }
 
-impl Touched {
+impl TouchedMemory {
     fn words(&mut self, bytes: &[u8], step: usize) {
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes);
         self.words.extend(bytes.windows(8).step_by(step).filter_map(|bytes| word(bytes).ok()));
+    }
+
+    /// The words of a kernel's parameters.
+    pub(super) fn parameters(&mut self, bytes: &[u8]) {
+        self.words(bytes, ALIGNMENT);
     }
 
     /// The globals of a kernel's module, where they are buffers: its arguments do not name them.
@@ -125,7 +130,7 @@ impl Touched {
         self.write(to, Some(bytes)) && self.range(from, Some(bytes))
     }
 
-    fn strided(&mut self, copy: &Copy3D) -> bool {
+    pub(super) fn strided(&mut self, copy: &Copy3D) -> bool {
         let Copy3D { width, height, depth, .. } = *copy;
         let extent = |pitch: u64, slice: u64| {
             let rows = height.saturating_sub(1).checked_mul(pitch)?;
@@ -135,7 +140,7 @@ impl Touched {
             && self.range(copy.from, extent(copy.from_pitch, copy.from_slice))
     }
 
-    fn set(&mut self, set: &MemorySet) -> bool {
+    pub(super) fn set(&mut self, set: &MemorySet) -> bool {
         let row = set.width.checked_mul(u64::from(set.element));
         let rows = set.height.saturating_sub(1).checked_mul(set.pitch);
         self.write(set.address, row.zip(rows).and_then(|(row, rows)| rows.checked_add(row)))
@@ -147,7 +152,7 @@ impl Touched {
             GraphStep::Captured(recording) => recording.steps.iter().all(|step| self.step(client, step)),
             GraphStep::Kernel { function, parameters, .. } => {
                 self.globals(client, *function);
-                self.words(parameters, ALIGNMENT);
+                self.parameters(parameters);
                 true
             }
             GraphStep::Copy { copy, .. } => self.strided(copy),
@@ -166,7 +171,7 @@ impl Touched {
         match step {
             Step::Launch { function, parameters, .. } => {
                 self.globals(client, *function);
-                self.words(parameters, ALIGNMENT);
+                self.parameters(parameters);
                 true
             }
             Step::Copy { to, from, bytes, .. } => self.copy(*to, *from, *bytes),

@@ -29,7 +29,7 @@ pub(crate) struct Stream {
 
 /// What a request names and may change: a change comes after all uses before it, and before those after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Named {
+pub(crate) struct NamedObjects {
     pub object: Object,
     pub changes: bool,
 }
@@ -44,7 +44,7 @@ pub(crate) enum Object {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Order {
     pub stream: Option<Stream>,
-    pub named: Option<Named>,
+    pub named: Option<NamedObjects>,
     /// It can be taken from its ring and done later: nobody waits for an answer, and all that it needs is in itself.
     pub can_wait: bool,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Order {
 pub(crate) fn order(client: &Client, ring: usize, opcode: u32, body: &[u8]) -> Option<Order> {
     let stream = |device, id| stream(client, ring, device, id);
     let work = |device, id, named| Some(Order { stream: Some(stream(device, id)?), named, can_wait: true });
-    let named = |object, changes| Some(Named { object, changes });
+    let named = |object, changes| Some(NamedObjects { object, changes });
     let now = |stream, named| Some(Order { stream, named, can_wait: false });
     match opcode {
         LaunchKernel::OPCODE => {

@@ -12,7 +12,7 @@ use rekindle_ring::Ring;
 use super::journal::Journal;
 use super::replay::replay;
 use crate::dispatch::{Dispatcher, Remote};
-use crate::image::{self, Wish};
+use crate::image::{self, RestoreOptions};
 
 /// Begins to build the state of the image in the midst of its program's life. Requests wait for [`go_on`].
 pub(crate) fn restore(
@@ -21,8 +21,8 @@ pub(crate) fn restore(
     directory: PathBuf,
     remote: &Remote,
 ) -> Result<Vec<Phase>, image::Error> {
-    let wish = Wish { directory, again: true, ..Wish::default() };
-    let phases = image::restore(dispatcher, image, wish, remote.clone())?;
+    let options = RestoreOptions { directory, again: true, ..RestoreOptions::default() };
+    let phases = image::restore(dispatcher, image, options, remote.clone())?;
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }

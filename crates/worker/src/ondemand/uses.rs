@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::worker::Recording;
 use rekindle_store::Image;
 
-use super::needs::{Needs, Touched, needs};
+use super::needs::{Needs, TouchedMemory, needs};
 use crate::client::Client;
 use crate::touched::touched;
 
@@ -48,7 +48,7 @@ impl Spans {
     }
 
     /// The parts that a request names, each once.
-    pub(super) fn parts(&self, touched: &Touched) -> Vec<usize> {
+    pub(super) fn parts(&self, touched: &TouchedMemory) -> Vec<usize> {
         let mut parts = Vec::new();
         let named = touched.words.iter().filter_map(|word| self.at(*word));
         for part in touched.ranges.iter().flat_map(|range| self.within(range)).chain(named) {
@@ -217,10 +217,10 @@ mod tests {
         let names = ["a", "b", "c"].map(str::to_string).to_vec();
         let spans = Spans::new(names, vec![(300..400, 2), (100..200, 0), (200..250, 1)]);
         let touched = |start: u64, end: u64, words: &[u64]| {
-            spans.parts(&Touched {
+            spans.parts(&TouchedMemory {
                 ranges: std::iter::once(start..end).collect(),
                 words: words.to_vec(),
-                ..Touched::default()
+                ..TouchedMemory::default()
             })
         };
         assert_eq!(touched(0, 0, &[399, 150, 199, 400, 99, 250]), [2, 0]);

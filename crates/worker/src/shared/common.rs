@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rekindle_cuda::CUDA_ERROR_OPERATING_SYSTEM;
 use rekindle_device::{Device, Result};
 
-use crate::gpu::Opened;
+use crate::gpu::OpenedDriver;
 use crate::gpus::Gpus;
-use crate::image::{Shelf, stock};
+use crate::image::{BlockPool, stock};
 
 use super::division::Division;
 use super::health::Health;
@@ -18,7 +18,7 @@ use super::settings::Settings;
 pub(crate) struct Common {
     pub gpus: Gpus,
     /// What contents are copied through.
-    pub shelf: Arc<Shelf>,
+    pub block_pool: Arc<BlockPool>,
     pub health: Arc<Health>,
     /// How copies share the link; none where they do not.
     settings: Option<Settings>,
@@ -29,14 +29,14 @@ pub(crate) struct Common {
 
 impl Common {
     /// The first GPU's context is made now.
-    pub(super) fn new(opened: Opened) -> std::result::Result<Arc<Common>, String> {
+    pub(super) fn new(opened: OpenedDriver) -> std::result::Result<Arc<Common>, String> {
         let settings = Settings::from_env()?;
         let made = Gpus::new(opened).and_then(|gpus| {
-            let shelf = Shelf::new(gpus.open(0)?.device.clone());
-            stock(&shelf);
+            let block_pool = BlockPool::new(gpus.open(0)?.device.clone());
+            stock(&block_pool);
             Ok(Common {
                 gpus,
-                shelf,
+                block_pool,
                 health: Arc::default(),
                 settings,
                 links: Mutex::default(),

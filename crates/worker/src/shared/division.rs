@@ -60,7 +60,7 @@ struct Member {
 }
 
 /// A client's place in a division, which it has until this is dropped.
-pub(crate) struct Seat {
+pub(crate) struct DivisionMember {
     division: Arc<Division>,
     id: MemberId,
 }
@@ -75,7 +75,7 @@ impl Division {
         self: &Arc<Division>,
         view: &Arc<ClientDevice>,
         percent: Option<u32>,
-    ) -> std::result::Result<Seat, String> {
+    ) -> std::result::Result<DivisionMember, String> {
         let mut state = self.state();
         state.last += 1;
         let id = state.last;
@@ -84,7 +84,7 @@ impl Division {
         if divided.is_err() {
             state.members.remove(&id);
         }
-        divided.map(|()| Seat { division: self.clone(), id })
+        divided.map(|()| DivisionMember { division: self.clone(), id })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -137,7 +137,7 @@ impl Division {
     }
 }
 
-impl Seat {
+impl DivisionMember {
     /// Changes the client's share.
     pub(crate) fn set(&self, percent: Option<u32>) -> std::result::Result<(), String> {
         let mut state = self.division.state();
@@ -153,7 +153,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for DivisionMember {
     fn drop(&mut self) {
         let mut state = self.division.state();
         let gone = state.members.remove(&self.id);

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use rekindle_device::Slice;
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{Message, Portion, Request, Sharing, ask};
+use rekindle_protocol::worker::{Message, Portion, Request, ShareMemory, Sharing, ask};
 use rekindle_ring::{Board, BoardMapping, Ring};
 
 use super::Common;
 use crate::client::Client;
 use crate::control::{self, Answer, Control, Kind, Watchers, answer, refuse};
 use crate::dispatch::{Dispatcher, Ended, Inbox, Outliving, remote};
-use crate::gpu::Opened;
+use crate::gpu::OpenedDriver;
 use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::printed::ProgramOutput;
@@ -55,7 +55,7 @@ pub fn serve(
     listener: UnixListener,
     tenant: String,
     gpu: String,
-    open: impl FnOnce() -> Result<Opened, String>,
+    open: impl FnOnce() -> Result<OpenedDriver, String>,
 ) -> Ended {
     let common = match open().and_then(Common::new) {
         Ok(common) => common,
@@ -108,8 +108,9 @@ impl Host {
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
             let obeyed: Result<Answer, String> = match request {
-                Request::Admit(ask::Admit { listen, log, slice, portion }) => {
-                    self.admit(listen.as_ref(), log.into(), (slice, portion)).map(answer::<ask::Admit>)
+                Request::Admit(ask::Admit { listen, log, slice, portion, memory }) => {
+                    let admitted = self.admit(listen.as_ref(), log.into(), (slice, portion, memory));
+                    admitted.map(answer::<ask::Admit>)
                 }
                 Request::GetSharing(_) => Ok(answer::<ask::GetSharing>(self.sharing())),
                 Request::Shutdown(_) => {
@@ -139,10 +140,10 @@ impl Host {
         self: &Arc<Host>,
         socket: &Path,
         log: PathBuf,
-        (slice, portion): (Slice, Portion),
+        (slice, portion, memory): (Slice, Portion, ShareMemory),
     ) -> Result<bool, String> {
         let Some(link) = self.make_room(slice) else { return Ok(false) };
-        self.begin(socket, log, (slice, link, portion)).inspect_err(|_| self.forget(slice))?;
+        self.begin(socket, log, (slice, portion, memory), link).inspect_err(|_| self.forget(slice))?;
         Ok(true)
     }
 
@@ -178,7 +179,8 @@ impl Host {
         self: &Arc<Host>,
         socket: &Path,
         log: PathBuf,
-        (slice, link, portion): (Slice, Arc<Link>, Portion),
+        (slice, portion, memory): (Slice, Portion, ShareMemory),
+        link: Arc<Link>,
     ) -> Result<(), String> {
         let _ = std::fs::remove_file(socket);
         let listener =
@@ -186,7 +188,7 @@ impl Host {
         let (host, own, (made, outcome)) = (self.clone(), socket.to_owned(), channel());
         let spawned =
             std::thread::Builder::new().name(format!("client {}", slice.number())).spawn(move || {
-                let served = Served::begin(&host, (own, log), (slice, portion), link);
+                let served = Served::begin(&host, (own, log), (slice, portion, memory), link);
                 let _ = made.send(served.as_ref().map(drop).map_err(String::clone));
                 if let Ok(served) = served {
                     served.run(listener, &host);
@@ -218,10 +220,10 @@ impl Served {
     fn begin(
         host: &Host,
         (socket, log): (PathBuf, PathBuf),
-        (slice, portion): (Slice, Portion),
+        (slice, portion, memory): (Slice, Portion, ShareMemory),
         link: Arc<Link>,
     ) -> Result<Served, String> {
-        let gpus = Arc::new(Gpus::for_client(&host.common, slice, portion));
+        let gpus = Arc::new(Gpus::for_client(&host.common, slice, portion, memory));
         let made = Client::new(gpus.clone(), ProgramOutput::default(), link.clone());
         let dispatcher = made.map(Dispatcher::new).map_err(|code| {
             gpus.close(END_LIMIT);
@@ -251,7 +253,11 @@ impl Served {
             }
         };
         inbox.refuse(problem);
-        self.link.leave();
+        // The program is not to see the end of its connection where another worker goes on with it.
+        match self.dispatcher.is_mended_elsewhere() {
+            true => self.link.hand_over(),
+            false => self.link.leave(),
+        }
         self.dispatcher.client.data.stop();
         self.dispatcher.client.exchange.forget_all();
         self.dispatcher.client.ipc.stop();

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use rekindle_device::{Device, Event, Result, Stream};
 
+use super::fair_queue::CopyRank;
 use super::link::Link;
-use super::piece::{Rest, Way};
-use super::turns::Rank;
+use super::piece::{Direction, RemainingCopy};
 
 /// What is issued to a stream later.
-pub(super) type Work = Box<dyn FnOnce(&dyn Device, Stream) -> Result<()> + Send>;
+pub(super) type StreamWork = Box<dyn FnOnce(&dyn Device, Stream) -> Result<()> + Send>;
 
 /// Gives something back that what is in lanes may still need.
 pub(super) type Destroy = Box<dyn FnOnce(&dyn Device) + Send>;
@@ -23,11 +23,11 @@ const TOGETHER: u64 = 256 << 10;
 #[derive(Default)]
 pub(super) struct Lane {
     pub queue: VecDeque<Op>,
-    pub rank: Rank,
+    pub rank: CopyRank,
     /// How much it was given beside copies over the link, and how much of that was found to be done.
     pub works: u64,
     known: u64,
-    pub ahead: Ahead,
+    pub ahead: UnqueuedCopies,
 }
 
 pub(super) struct Op {
@@ -38,24 +38,24 @@ pub(super) struct Op {
 }
 
 pub(super) enum Task {
-    Copy(Way, Rest),
-    Work(Work),
+    Copy(Direction, RemainingCopy),
+    Work(StreamWork),
     Record(Event, u32),
     Wait(Event, u32),
     /// Of the stream.
-    Destroy(Work),
+    Destroy(StreamWork),
 }
 
 /// Copies that were issued without a turn: small ones, and those behind work that was not done.
 #[derive(Default)]
-pub(super) struct Ahead {
-    under_way: VecDeque<Together>,
+pub(super) struct UnqueuedCopies {
+    under_way: VecDeque<CopyGroup>,
     bytes: u64,
     /// The works before those that are done.
     done: u64,
 }
 
-struct Together {
+struct CopyGroup {
     event: Event,
     bytes: u64,
     works: u64,
@@ -86,7 +86,7 @@ impl Lane {
     }
 }
 
-impl Ahead {
+impl UnqueuedCopies {
     /// How many bytes more there may be of at most so many.
     pub(super) fn room(&mut self, device: &dyn Device, link: &Link, most: u64) -> u64 {
         if self.bytes >= most / 2 {
@@ -103,12 +103,12 @@ impl Ahead {
             return Ok(last.event);
         }
         let event = link.event().inspect_err(|_| self.bytes -= bytes)?;
-        self.under_way.push_back(Together { event, bytes, works });
+        self.under_way.push_back(CopyGroup { event, bytes, works });
         Ok(event)
     }
 
     fn reap(&mut self, device: &dyn Device, link: &Link) {
-        let is_done = |one: &mut Together| !matches!(device.event_query(one.event), Ok(false));
+        let is_done = |one: &mut CopyGroup| !matches!(device.event_query(one.event), Ok(false));
         while let Some(done) = self.under_way.pop_front_if(is_done) {
             self.bytes -= done.bytes;
             self.done = done.works;

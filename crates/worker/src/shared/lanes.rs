@@ -12,10 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
 use rekindle_device::{Device, Event, Result, Stream};
 
-use super::lane::{Task, Work};
+use super::lane::{StreamWork, Task};
 use super::link::Link;
 use super::order::Order;
-use super::piece::{Rest, Way};
+use super::piece::{Direction, RemainingCopy};
 use super::queues::Queues;
 
 /// So much a stream's lane takes; then calls wait, as they do when a driver's queue is full.
@@ -33,13 +33,13 @@ pub(super) struct State {
 }
 
 /// Whether work may be issued now.
-pub(super) enum Place<'a> {
+pub(super) enum IssueSlot<'a> {
     Now(Stream),
-    Later(Held<'a>),
+    Later(DeferredIssue<'a>),
 }
 
 /// The place of work that is issued later.
-pub(super) struct Held<'a> {
+pub(super) struct DeferredIssue<'a> {
     state: MutexGuard<'a, State>,
     stream: Stream,
 }
@@ -93,13 +93,13 @@ impl Lanes {
     }
 
     /// The place of work that a stream is given.
-    pub(super) fn place(&self, stream: Stream) -> Result<Place<'_>> {
+    pub(super) fn place(&self, stream: Stream) -> Result<IssueSlot<'_>> {
         let (mut state, stream) = self.enter(stream)?;
         if state.queues.is_behind(stream) {
-            return Ok(Place::Later(Held { state, stream }));
+            return Ok(IssueSlot::Later(DeferredIssue { state, stream }));
         }
         state.queues.note_work(stream);
-        Ok(Place::Now(stream))
+        Ok(IssueSlot::Now(stream))
     }
 
     /// The driver's stream for the client's, once there is room in its lane.
@@ -141,8 +141,8 @@ impl Lanes {
     /// Issues a copy over the link, or as much of it as is the client's turn.
     pub(super) fn copy(
         &self,
-        way: Way,
-        mut rest: Rest,
+        way: Direction,
+        mut rest: RemainingCopy,
         stream: Stream,
         whole: impl FnOnce(&dyn Device, Stream) -> Result<()>,
     ) -> Result<()> {
@@ -191,8 +191,8 @@ impl State {
     }
 }
 
-impl Held<'_> {
-    pub(super) fn put(mut self, work: Work) {
+impl DeferredIssue<'_> {
+    pub(super) fn put(mut self, work: StreamWork) {
         let stream = self.stream;
         self.state.queues.push(stream, Vec::new(), Task::Work(work));
     }

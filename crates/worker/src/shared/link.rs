@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rekindle_device::{Device, Event, Result};
 use rekindle_protocol::worker::DEFAULT_LINK_WEIGHT;
 
+use super::fair_queue::{ClientId, CopyRank, FairQueue, InFlight};
 use super::lanes::Lanes;
-use super::piece::Way;
+use super::piece::Direction;
 use super::settings::Settings;
-use super::turns::{ClientId, Rank, UnderWay, WayState};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(super) const UNTIMED: u32 = 2;
@@ -42,7 +42,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    ways: [WayState; 2],
+    ways: [FairQueue; 2],
     clients: HashMap<ClientId, Member>,
     last_client: ClientId,
     /// Clients with a copy behind work that is not done.
@@ -115,7 +115,7 @@ impl Link {
 
     /// How many of the bytes that are left of a copy the client may issue now; none if it has to wait, and then its lanes
     /// are looked at when it is its turn. What is granted has to be [sent](Link::sent).
-    pub(super) fn ask(&self, way: Way, client: ClientId, rank: Rank, left: u64) -> Option<u64> {
+    pub(super) fn ask(&self, way: Direction, client: ClientId, rank: CopyRank, left: u64) -> Option<u64> {
         let mut guard = self.shared.state();
         self.shared.reap(&mut guard, way);
         let State { ways, clients, .. } = &mut *guard;
@@ -123,7 +123,7 @@ impl Link {
         let key = (client, rank);
         let turns = &mut ways[way as usize];
         let granted = turns.grant(key, member.weight, left, &self.shared.settings);
-        if rank == Rank::Program {
+        if rank == CopyRank::Program {
             member.note(way, granted.is_none());
         }
         if granted.is_none() {
@@ -134,7 +134,7 @@ impl Link {
     }
 
     /// What was granted is under way, up to this event; without one it is not.
-    pub(super) fn sent(&self, way: Way, rank: Rank, bytes: u64, event: Option<Event>) {
+    pub(super) fn sent(&self, way: Direction, rank: CopyRank, bytes: u64, event: Option<Event>) {
         let mut state = self.shared.state();
         let way = &mut state.ways[way as usize];
         match event {
@@ -142,7 +142,7 @@ impl Link {
                 if way.under_way.is_empty() {
                     way.first_since = Some(Instant::now());
                 }
-                way.under_way.push_back(UnderWay { event, bytes, rank });
+                way.under_way.push_back(InFlight { event, bytes, rank });
             }
             None => way.bytes[rank as usize] -= bytes,
         }
@@ -166,7 +166,7 @@ impl Link {
 
 impl Member {
     /// A copy of the program's waits for its turn, or has it.
-    fn note(&mut self, way: Way, waits: bool) {
+    fn note(&mut self, way: Direction, waits: bool) {
         let since = &mut self.waits_since[way as usize];
         if waits {
             since.get_or_insert_with(Instant::now);
@@ -189,12 +189,12 @@ impl Shared {
     }
 
     /// Looks which pieces are done; whether one is.
-    fn reap(&self, state: &mut State, way: Way) -> bool {
+    fn reap(&self, state: &mut State, way: Direction) -> bool {
         let State { ways, events, .. } = state;
         let way = &mut ways[way as usize];
-        let is_done = |one: &UnderWay| !matches!(self.device.event_query(one.event), Ok(false));
+        let is_done = |one: &InFlight| !matches!(self.device.event_query(one.event), Ok(false));
         let mut reaped = false;
-        let mut gone = |way: &mut WayState, one: UnderWay| {
+        let mut gone = |way: &mut FairQueue, one: InFlight| {
             way.bytes[one.rank as usize] -= one.bytes;
             events.push(one.event);
             reaped = true;
@@ -240,7 +240,7 @@ impl Shared {
                 continue;
             }
             let mut progress = false;
-            for way in Way::ALL {
+            for way in Direction::ALL {
                 progress |= self.reap(&mut state, way);
             }
             let mut looked: HashSet<ClientId> = std::mem::take(&mut state.watched);

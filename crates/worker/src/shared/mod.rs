@@ -12,6 +12,7 @@
 mod client_device;
 mod common;
 mod division;
+mod fair_queue;
 mod health;
 mod host;
 mod lane;
@@ -24,10 +25,9 @@ mod queues;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod turns;
 
 pub(crate) use client_device::ClientDevice;
 pub(crate) use common::Common;
-pub(crate) use division::Seat;
+pub(crate) use division::DivisionMember;
 pub(crate) use health::Health;
 pub use host::serve;

@@ -44,7 +44,7 @@ impl Owned {
     /// Gives everything back. None of its work is under way any more. What cannot be given back to a context that has failed
     /// goes with its process.
     pub(super) fn give_back(&mut self, device: &dyn Device, has_failed: bool) {
-        let mut left = Left::default();
+        let mut left = Unreturned::default();
         self.execs.drain().for_each(|exec| left.note(device.graph_exec_destroy(exec)));
         self.graphs.drain().for_each(|graph| left.note(device.graph_destroy(graph)));
         self.modules.drain().for_each(|module| left.note(device.module_unload(module)));
@@ -65,12 +65,12 @@ impl Owned {
 
 /// What could not be given back, which stays until the context's end.
 #[derive(Default)]
-struct Left {
+struct Unreturned {
     count: usize,
     first: Option<rekindle_cuda::CuResult>,
 }
 
-impl Left {
+impl Unreturned {
     fn note(&mut self, done: Result<()>) {
         if let Err(code) = done {
             self.count += 1;

@@ -4,19 +4,19 @@ use rekindle_device::{Copy3D, DEVICE_RANGE, Device, Result, Stream};
 
 /// Which way bytes go over the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     ToGpu,
     ToHost,
 }
 
-impl Way {
-    pub const ALL: [Way; 2] = [Way::ToGpu, Way::ToHost];
+impl Direction {
+    pub const ALL: [Direction; 2] = [Direction::ToGpu, Direction::ToHost];
 
     /// None for what stays on the GPU, or in the host's memory.
-    pub fn of(to: u64, from: u64) -> Option<Way> {
+    pub fn of(to: u64, from: u64) -> Option<Direction> {
         match (DEVICE_RANGE.contains(&to), DEVICE_RANGE.contains(&from)) {
-            (true, false) => Some(Way::ToGpu),
-            (false, true) => Some(Way::ToHost),
+            (true, false) => Some(Direction::ToGpu),
+            (false, true) => Some(Direction::ToHost),
             _ => None,
         }
     }
@@ -24,7 +24,7 @@ impl Way {
 
 /// What is left of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rest {
+pub(super) struct RemainingCopy {
     copy: Copy3D,
     /// Where it goes on: slice, row and byte.
     at: (u64, u64, u64),
@@ -37,20 +37,20 @@ pub(super) enum Piece {
     Rows(Copy3D),
 }
 
-impl Rest {
-    pub fn bytes(to: u64, from: u64, bytes: u64) -> Rest {
+impl RemainingCopy {
+    pub fn bytes(to: u64, from: u64, bytes: u64) -> RemainingCopy {
         let (to_pitch, to_slice, from_pitch, from_slice) = (bytes, bytes, bytes, bytes);
         let (width, height, depth) = (bytes, 1, 1);
         let copy = Copy3D { to, to_pitch, to_slice, from, from_pitch, from_slice, width, height, depth };
-        Rest { copy, at: (0, 0, 0) }
+        RemainingCopy { copy, at: (0, 0, 0) }
     }
 
-    pub fn rows(copy: &Copy3D) -> Rest {
-        Rest { copy: *copy, at: (0, 0, 0) }
+    pub fn rows(copy: &Copy3D) -> RemainingCopy {
+        RemainingCopy { copy: *copy, at: (0, 0, 0) }
     }
 
-    pub fn way(&self) -> Option<Way> {
-        Way::of(self.copy.to, self.copy.from)
+    pub fn way(&self) -> Option<Direction> {
+        Direction::of(self.copy.to, self.copy.from)
     }
 
     /// Bytes that are left.
@@ -150,7 +150,7 @@ mod tests {
             let copy = Copy3D { to: 1 << 20, to_pitch, to_slice, from: 7, from_pitch, from_slice, width, height, depth };
             let (mut expected, mut found) = (BTreeMap::new(), BTreeMap::new());
             bytes_of(&copy, &mut expected);
-            let mut rest = Rest::rows(&copy);
+            let mut rest = RemainingCopy::rows(&copy);
             while rest.left() > 0 {
                 let left = rest.left();
                 let piece = rest.take(most);
@@ -169,12 +169,12 @@ mod tests {
 
     #[test]
     fn what_fits_is_one_piece() {
-        let mut rest = Rest::bytes(100, 200, 50);
+        let mut rest = RemainingCopy::bytes(100, 200, 50);
         assert_eq!(rest.take(50), Piece::Bytes { to: 100, from: 200, bytes: 50 });
         assert_eq!(rest.left(), 0);
         let device = DEVICE_RANGE.start;
-        assert_eq!(Way::of(device, 7), Some(Way::ToGpu));
-        assert_eq!(Way::of(7, device), Some(Way::ToHost));
-        assert_eq!((Way::of(device, device), Way::of(7, 7)), (None, None));
+        assert_eq!(Direction::of(device, 7), Some(Direction::ToGpu));
+        assert_eq!(Direction::of(7, device), Some(Direction::ToHost));
+        assert_eq!((Direction::of(device, device), Direction::of(7, 7)), (None, None));
     }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use rekindle_cuda::CuResult;
 use rekindle_device::{Device, Event, Result, Stream};
 
-use super::lane::{Destroy, Lane, Number, Op, Task, Work};
+use super::fair_queue::{ClientId, CopyRank};
+use super::lane::{Destroy, Lane, Number, Op, StreamWork, Task};
 use super::link::Link;
-use super::piece::{Piece, Rest, Way};
-use super::turns::{ClientId, Rank};
+use super::piece::{Direction, Piece, RemainingCopy};
 
 /// A copy of no more is issued at once, where a stream has not more than [`AT_ONCE`] of such under way.
 const SMALL: u64 = 64 << 10;
@@ -22,7 +22,7 @@ pub(super) struct Queues {
     link: Option<Arc<Link>>,
     client: ClientId,
     lanes: HashMap<Stream, Lane>,
-    events: HashMap<Event, Named>,
+    events: HashMap<Event, EventUses>,
     last: Number,
     waiting: BTreeSet<Number>,
     /// Done once all that was in lanes before is issued.
@@ -37,7 +37,7 @@ pub(super) struct Queues {
 
 /// An event, in what is in lanes.
 #[derive(Default)]
-struct Named {
+struct EventUses {
     /// Its latest record.
     record: Option<Number>,
     waits: Vec<Number>,
@@ -140,7 +140,7 @@ impl Queues {
         self.late.take().map_or(Ok(()), Err)
     }
 
-    pub(super) fn set_rank(&mut self, stream: Stream, rank: Rank) {
+    pub(super) fn set_rank(&mut self, stream: Stream, rank: CopyRank) {
         self.lanes.entry(stream).or_default().rank = rank;
     }
 
@@ -241,7 +241,7 @@ impl Queues {
     }
 
     /// Destroys a stream behind what it was given.
-    pub(super) fn destroy_stream(&mut self, stream: Stream, destroy: Work) {
+    pub(super) fn destroy_stream(&mut self, stream: Stream, destroy: StreamWork) {
         self.capturing.remove(&stream);
         if self.is_behind(stream) {
             self.push(stream, Vec::new(), Task::Destroy(destroy));
@@ -351,7 +351,7 @@ impl Queues {
         named.record.take_if(|record| *record == number);
         if named.record.is_none()
             && named.waits.is_empty()
-            && let Some(Named { destroyed: Some(destroy), .. }) = self.events.remove(&event)
+            && let Some(EventUses { destroyed: Some(destroy), .. }) = self.events.remove(&event)
         {
             destroy(&*self.device);
         }
@@ -361,7 +361,7 @@ impl Queues {
     /// issues it need not hold the lanes meanwhile: a driver whose queue is full lets a call wait.
     pub(super) fn take_small(&mut self, link: &Link, stream: Stream, bytes: u64) -> Result<Option<Event>> {
         let lane = self.lanes.entry(stream).or_default();
-        let is_small = lane.rank == Rank::Program && bytes <= SMALL;
+        let is_small = lane.rank == CopyRank::Program && bytes <= SMALL;
         if !is_small || lane.ahead.room(&*self.device, link, AT_ONCE) < bytes {
             return Ok(None);
         }
@@ -370,7 +370,13 @@ impl Queues {
     }
 
     /// Issues as much of a copy as may be; whether that was all. On an error the rest is not issued.
-    pub(super) fn advance(&mut self, link: &Link, stream: Stream, way: Way, rest: &mut Rest) -> Result<bool> {
+    pub(super) fn advance(
+        &mut self,
+        link: &Link,
+        stream: Stream,
+        way: Direction,
+        rest: &mut RemainingCopy,
+    ) -> Result<bool> {
         let device = self.device.clone();
         let piece = link.settings().piece;
         while rest.left() > 0 {
@@ -378,9 +384,11 @@ impl Queues {
             let lane = self.lanes.entry(stream).or_default();
             let rank = lane.rank;
             let ahead = match rank {
-                Rank::Program if left <= SMALL && lane.ahead.room(&*device, link, AT_ONCE) >= left => left,
+                CopyRank::Program if left <= SMALL && lane.ahead.room(&*device, link, AT_ONCE) >= left => {
+                    left
+                }
                 // What is before it may take long, and it uses nothing of the link until then.
-                Rank::Program if !lane.is_ready(&*device, link, stream)? => {
+                CopyRank::Program if !lane.is_ready(&*device, link, stream)? => {
                     let room = lane.ahead.room(&*device, link, piece);
                     if room < left.min(AT_ONCE) {
                         link.watch(self.client);

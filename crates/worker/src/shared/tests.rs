@@ -9,7 +9,7 @@ use rekindle_device::{Access, Copy3D, DEVICE_RANGE, Device, Event, MemorySet, St
 use rekindle_emulated::Config;
 
 use super::client_device::ClientDevice;
-use super::division::{Division, Seat};
+use super::division::{Division, DivisionMember};
 use super::link::Link;
 use super::settings::Settings;
 
@@ -94,7 +94,7 @@ fn action() -> impl Strategy<Value = Action> {
 /// A client, and what its memory is to be when all that it asked for is done.
 struct Model {
     device: Arc<ClientDevice>,
-    seat: Option<Seat>,
+    member: Option<DivisionMember>,
     streams: Vec<Stream>,
     events: Vec<Event>,
     base: u64,
@@ -132,10 +132,10 @@ impl Model {
         let events = (0..EVENTS).map(|_| device.event_create(2).unwrap()).collect();
         let expected = vec![vec![0; REGION]; STREAMS];
         let expected_host = vec![0; STREAMS * REGION];
-        let seat = None;
+        let member = None;
         Model {
             device,
-            seat,
+            member,
             streams,
             events,
             base,
@@ -214,7 +214,7 @@ impl Model {
             }
             Action::Share { percent } => {
                 // One that would leave others nothing is refused.
-                let _ = self.seat.as_ref().map(|seat| seat.set(percent));
+                let _ = self.member.as_ref().map(|member| member.set(percent));
             }
             Action::Check { stream } => {
                 let handle = self.streams[stream];
@@ -271,7 +271,7 @@ proptest! {
                 scope.spawn(move || {
                     gpu.bind().unwrap();
                     let mut model = Model::new(gpu, link, number);
-                    model.seat = Some(division.join(&model.device, None).unwrap());
+                    model.member = Some(division.join(&model.device, None).unwrap());
                     // One ends in the middle, whatever it has under way.
                     let actions = if number == 2 { &actions[..ends.min(actions.len())] } else { &actions[..] };
                     actions.iter().for_each(|action| model.act(action));

@@ -69,7 +69,7 @@ impl FakeDevice {
         if base == libc::MAP_FAILED { Err(CUDA_ERROR_MAP_FAILED) } else { Ok(()) }
     }
 
-    fn graph_add(&self, graph: Graph, node: Node) -> Result<GraphNode> {
+    fn graph_node(&self, graph: Graph, node: Node) -> Result<GraphNode> {
         let mut state = self.state();
         let nodes = state.graphs.get_mut(&graph.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         nodes.push(node);
@@ -370,42 +370,23 @@ impl Device for FakeDevice {
         self.state().graphs.insert(graph, Vec::new());
         Ok(Graph(graph))
     }
-    fn graph_add_kernel(
-        &self,
-        graph: Graph,
-        _: &[GraphNode],
-        function: Function,
-        _: &Launch,
-        parameters: &[u8],
-    ) -> Result<GraphNode> {
-        let (name, global) =
-            self.state().functions.get(&function.0).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        self.graph_add(graph, Node::Kernel(name, global, parameters.to_vec()))
-    }
-    fn graph_add_copy(&self, graph: Graph, _: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
-        self.graph_add(graph, Node::Copy(copy.to, copy.from, copy.width))
-    }
-    fn graph_add_set(&self, graph: Graph, _: &[GraphNode], set: &MemorySet) -> Result<GraphNode> {
-        self.graph_add(graph, Node::Set(*set))
-    }
-    fn graph_add_empty(&self, graph: Graph, _: &[GraphNode]) -> Result<GraphNode> {
-        self.graph_add(graph, Node::Empty)
-    }
-    fn graph_add_child(&self, graph: Graph, _: &[GraphNode], child: Graph) -> Result<GraphNode> {
-        let nodes = self.state().graphs.get(&child.0).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        self.graph_add(graph, Node::Child(nodes))
-    }
-    fn graph_add_call(&self, _: Graph, _: &[GraphNode], _: GraphCall) -> Result<GraphNode> {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn graph_add_record(&self, _: Graph, _: &[GraphNode], _: Event) -> Result<GraphNode> {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn graph_add_wait(&self, _: Graph, _: &[GraphNode], _: Event) -> Result<GraphNode> {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn graph_add_values(&self, _: Graph, _: &[GraphNode], _: &[ValueOperation]) -> Result<GraphNode> {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
+    fn graph_add(&self, graph: Graph, _: &[GraphNode], work: NodeWork<'_>) -> Result<GraphNode> {
+        let node = match work {
+            NodeWork::Kernel { function, parameters, .. } => {
+                let known = self.state().functions.get(&function.0).cloned();
+                let (name, global) = known.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+                Node::Kernel(name, global, parameters.to_vec())
+            }
+            NodeWork::Copy(copy) => Node::Copy(copy.to, copy.from, copy.width),
+            NodeWork::Set(set) => Node::Set(*set),
+            NodeWork::Empty => Node::Empty,
+            NodeWork::Child(child) => {
+                let nodes = self.state().graphs.get(&child.0).cloned();
+                Node::Child(nodes.ok_or(CUDA_ERROR_INVALID_HANDLE)?)
+            }
+            _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
+        };
+        self.graph_node(graph, node)
     }
     fn graph_condition(&self, _: Graph, _: Option<u32>) -> Result<u64> {
         Err(CUDA_ERROR_NOT_SUPPORTED)

@@ -11,17 +11,17 @@ use crate::ondemand::journal::Entry;
 
 /// Where an allocation lies, and the buffer that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Given {
+pub(super) struct PlacedAllocation {
     pub address: u64,
     pub buffer: u64,
     pub buffer_bytes: u64,
 }
 
-impl Given {
+impl PlacedAllocation {
     pub(super) const BYTES: usize = 24;
 
     /// What a request has made, by its answer.
-    pub(super) fn of(client: &Client, body: &[u8], answer: Option<&[u8]>) -> Option<Given> {
+    pub(super) fn of(client: &Client, body: &[u8], answer: Option<&[u8]>) -> Option<PlacedAllocation> {
         let (head, value) = answer?.split_at_checked(ReplyHead::BYTES)?;
         if ReplyHead::decode(head.try_into().ok()?).status != 0 {
             return None;
@@ -29,11 +29,11 @@ impl Given {
         let address: u64 = decode_reply(value).ok()?;
         let heap = &client.context(device_of(body)?).ok()?.heap;
         let (buffer, found) = heap.buffers().range(..=address).next_back()?;
-        Some(Given { address, buffer: *buffer, buffer_bytes: found.bytes })
+        Some(PlacedAllocation { address, buffer: *buffer, buffer_bytes: found.bytes })
     }
 
-    pub(super) fn encode(&self) -> [u8; Given::BYTES] {
-        let mut bytes = [0; Given::BYTES];
+    pub(super) fn encode(&self) -> [u8; PlacedAllocation::BYTES] {
+        let mut bytes = [0; PlacedAllocation::BYTES];
         for (word, place) in
             [self.address, self.buffer, self.buffer_bytes].into_iter().zip(bytes.chunks_exact_mut(8))
         {
@@ -42,9 +42,9 @@ impl Given {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<Given> {
+    fn decode(bytes: &[u8]) -> Option<PlacedAllocation> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        Some(Given { address: word(0)?, buffer: word(8)?, buffer_bytes: word(16)? })
+        Some(PlacedAllocation { address: word(0)?, buffer: word(8)?, buffer_bytes: word(16)? })
     }
 }
 
@@ -56,7 +56,7 @@ fn device_of(body: &[u8]) -> Option<usize> {
 /// Makes the allocation of a request where it was.
 pub(super) fn again(client: &mut Client, entry: &Entry<'_>) -> Result<()> {
     let invalid = |_| CUDA_ERROR_INVALID_VALUE;
-    let given = Given::decode(entry.trailer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let given = PlacedAllocation::decode(entry.trailer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let (device, bytes) = match entry.opcode {
         MemoryAllocate::OPCODE => postcard::from_bytes::<MemoryAllocate>(entry.body)
             .map(|one| (one.device, one.bytes))
@@ -84,9 +84,9 @@ mod tests {
 
     #[test]
     fn what_was_given_comes_back() {
-        let given = Given { address: 1, buffer: 2, buffer_bytes: 3 };
-        assert_eq!(Given::decode(&given.encode()), Some(given));
-        assert_eq!(Given::decode(&[0; 8]), None);
+        let given = PlacedAllocation { address: 1, buffer: 2, buffer_bytes: 3 };
+        assert_eq!(PlacedAllocation::decode(&given.encode()), Some(given));
+        assert_eq!(PlacedAllocation::decode(&[0; 8]), None);
         let body = postcard::to_allocvec(&MemoryAllocate { device: 3, bytes: 1 << 40 }).unwrap();
         assert_eq!(device_of(&body), Some(3));
     }

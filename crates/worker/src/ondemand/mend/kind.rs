@@ -1,9 +1,10 @@
 //! What becomes of a request where the loss of the worker is to be mended.
 
-use rekindle_device::{Copy3D, DEVICE_RANGE, MemorySet};
-use rekindle_protocol::mending::Lapse;
+use rekindle_device::DEVICE_RANGE;
+use rekindle_protocol::mending::MendObstacle;
 use rekindle_protocol::operation::*;
 use rekindle_ring::Record;
+use serde::Deserialize;
 
 use crate::client::{Client, Pinned};
 use crate::ondemand::needs::{Needs, needs};
@@ -29,7 +30,7 @@ pub(super) enum Kind {
     /// It gives one back, and may be answered later.
     Free,
     /// It cannot be done once more: from here on nothing can be mended.
-    Never(Lapse),
+    Never(MendObstacle),
 }
 
 /// Whether an operation can only end what could be mended. Quick, for what comes while nothing can be.
@@ -75,40 +76,29 @@ pub(super) fn kind(client: &Client, record: &Record<'_>) -> Kind {
     let host = HostMemory::of(client);
     match opcode {
         LaunchKernel::OPCODE | LaunchKernelWith::OPCODE => match host.is_among(trailer) {
-            true => Kind::Never(Lapse::HostMemory),
+            true => Kind::Never(MendObstacle::HostMemory),
             false => Kind::Again,
         },
-        Copy::OPCODE => match postcard::from_bytes::<Copy>(body) {
-            Ok(copy) => host.copy(client, &copy),
-            Err(_) => Kind::Never(Lapse::Changed),
-        },
-        CopyStrided::OPCODE => match postcard::from_bytes::<CopyStrided>(body) {
-            Ok(CopyStrided { copy: Copy3D { to, from, .. }, .. }) => host.on_device(&[to, from]),
-            Err(_) => Kind::Never(Lapse::Changed),
-        },
-        SetMemory::OPCODE => match postcard::from_bytes::<SetMemory>(body) {
-            Ok(SetMemory { set: MemorySet { address, .. }, .. }) => host.on_device(&[address]),
-            Err(_) => Kind::Never(Lapse::Changed),
-        },
-        Upload::OPCODE => match postcard::from_bytes::<Upload>(body) {
-            Ok(Upload { to, .. }) => host.on_device(&[to]),
-            Err(_) => Kind::Never(Lapse::Changed),
-        },
-        Download::OPCODE => match postcard::from_bytes::<Download>(body) {
-            Ok(Download { offset, bytes, end, .. }) => Kind::Staged { offset, bytes, end },
-            Err(_) => Kind::Never(Lapse::Changed),
-        },
+        Copy::OPCODE => read::<Copy>(body, |copy| host.copy(client, &copy)),
+        CopyStrided::OPCODE => {
+            read::<CopyStrided>(body, |strided| host.on_device(&[strided.copy.to, strided.copy.from]))
+        }
+        SetMemory::OPCODE => read::<SetMemory>(body, |fill| host.on_device(&[fill.set.address])),
+        Upload::OPCODE => read::<Upload>(body, |upload| host.on_device(&[upload.to])),
+        Download::OPCODE => {
+            read::<Download>(body, |Download { offset, bytes, end, .. }| Kind::Staged { offset, bytes, end })
+        }
         MemoryAllocate::OPCODE | MemoryAllocateAsync::OPCODE => Kind::Allocate,
         MemoryFree::OPCODE => Kind::Free,
         MemoryFreeAsync::OPCODE | PoolTrim::OPCODE => Kind::Again,
-        WaitValue::OPCODE | WriteValue::OPCODE | HostCall::OPCODE => Kind::Never(Lapse::Host),
+        WaitValue::OPCODE | WriteValue::OPCODE | HostCall::OPCODE => Kind::Never(MendObstacle::Host),
         ContextOpen::OPCODE => match postcard::from_bytes::<ContextOpen>(body) {
             Ok(open) if client.context(open.device.into()).is_ok() => Kind::Look,
-            _ => Kind::Never(Lapse::Changed),
+            _ => Kind::Never(MendObstacle::Changed),
         },
         GlobalGet::OPCODE => match postcard::from_bytes::<GlobalGet<'_>>(body) {
             Ok(get) if client.knows_global(&get) => Kind::Look,
-            _ => Kind::Never(Lapse::Changed),
+            _ => Kind::Never(MendObstacle::Changed),
         },
         DataLoad::OPCODE
         | DataState::OPCODE
@@ -118,7 +108,7 @@ pub(super) fn kind(client: &Client, record: &Record<'_>) -> Kind {
         | DataRead::OPCODE
         | ExchangePut::OPCODE
         | ExchangeGet::OPCODE
-        | ExchangeDrop::OPCODE => Kind::Never(Lapse::Others),
+        | ExchangeDrop::OPCODE => Kind::Never(MendObstacle::Others),
         opcode if only_waits(opcode) => Kind::Wait,
         _ => match needs(client, opcode, body, trailer) {
             Needs::Look(_) => Kind::Look,
@@ -127,12 +117,17 @@ pub(super) fn kind(client: &Client, record: &Record<'_>) -> Kind {
                 let all_inside = touched.ranges.iter().all(inside);
                 match all_inside && !touched.words.iter().any(|word| host.holds(*word)) {
                     true => Kind::Again,
-                    false => Kind::Never(Lapse::HostMemory),
+                    false => Kind::Never(MendObstacle::HostMemory),
                 }
             }
-            Needs::All => Kind::Never(Lapse::Changed),
+            Needs::All => Kind::Never(MendObstacle::Changed),
         },
     }
+}
+
+/// What a request of this type is, if it is one.
+fn read<'b, O: Deserialize<'b>>(body: &'b [u8], kind: impl FnOnce(O) -> Kind) -> Kind {
+    postcard::from_bytes(body).map_or(Kind::Never(MendObstacle::Changed), kind)
 }
 
 /// The pinned memory of a program.
@@ -168,9 +163,11 @@ impl HostMemory<'_> {
         let inside = |address: &u64| DEVICE_RANGE.contains(address);
         match addresses.iter().all(inside) {
             true => Kind::Again,
-            false if addresses.iter().any(|address| self.holds(*address)) => Kind::Never(Lapse::HostMemory),
+            false if addresses.iter().any(|address| self.holds(*address)) => {
+                Kind::Never(MendObstacle::HostMemory)
+            }
             // Globals and constants of modules that are whole.
-            false => Kind::Never(Lapse::Changed),
+            false => Kind::Never(MendObstacle::Changed),
         }
     }
 
@@ -198,7 +195,7 @@ impl HostMemory<'_> {
             (false, true) if DEVICE_RANGE.contains(&from) && self.has_all(to, bytes) => {
                 Kind::To { address: to, bytes }
             }
-            _ => Kind::Never(Lapse::HostMemory),
+            _ => Kind::Never(MendObstacle::HostMemory),
         }
     }
 }

@@ -22,14 +22,14 @@
 
 mod again;
 mod allocation;
+mod base_memory;
 mod compare;
-mod keep;
+mod host_copies;
 mod kind;
+mod mend_state;
 mod pace;
-mod place;
 mod replay;
 mod rows;
-mod told;
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::fault;
-use rekindle_protocol::mending::Lapse;
+use rekindle_protocol::mending::MendObstacle;
 use rekindle_protocol::operation::{
     Asynchronous, CaptureStatus, Copy, EventRecord, GraphLaunch, GraphNodes, Id, MemoryRange, Origin,
     ReplyHead, Synchronous,
@@ -48,19 +48,19 @@ use super::journal::{Entry, Flags, Journal};
 use super::{only_waits, staged};
 use crate::client::{Client, Mending};
 use crate::image;
-use allocation::Given;
-use keep::Keep;
+use allocation::PlacedAllocation;
+pub(crate) use host_copies::HostCopies;
+use host_copies::Mark;
 use kind::{Kind, is_never, kind};
-use pace::{Due, Epoch, Pace};
-pub(crate) use replay::{TakenUp, take_up};
-use told::Mark;
-pub(crate) use told::Told;
+use mend_state::MendState;
+use pace::{Due, Epoch, EpochPacing};
+pub(crate) use replay::{MendTakeover, take_up};
 
 /// What lasts of an epoch's journal is written into the state when it has grown to this.
 const MOST_LASTING: usize = 1 << 20;
 
 pub(crate) struct Mend {
-    keep: Keep,
+    keep: MendState,
     /// Where the state is written: a store, and the beginning of names there.
     store: PathBuf,
     name: String,
@@ -82,7 +82,7 @@ pub(crate) struct Mend {
     graphs: HashMap<Id, Kind>,
     /// The wait that is the journal's last entry.
     waited: Option<(u32, Vec<u8>)>,
-    pace: Pace,
+    pace: EpochPacing,
 }
 
 /// Whether an answer tells that the GPU has come so far: `None` is yet to come.
@@ -98,10 +98,10 @@ fn tells(opcode: u32, answer: Option<&[u8]>) -> bool {
 
 impl Mend {
     pub(crate) fn new(store: PathBuf, name: String) -> std::io::Result<Mend> {
-        Ok(Mend::with(Keep::new()?, store, name))
+        Ok(Mend::with(MendState::new()?, store, name))
     }
 
-    fn with(keep: Keep, store: PathBuf, name: String) -> Mend {
+    fn with(keep: MendState, store: PathBuf, name: String) -> Mend {
         Mend {
             keep,
             store,
@@ -115,7 +115,7 @@ impl Mend {
             is_timed: false,
             graphs: HashMap::new(),
             waited: None,
-            pace: Pace::new(Instant::now()),
+            pace: EpochPacing::new(Instant::now()),
         }
     }
 
@@ -162,14 +162,14 @@ impl Mend {
                 let count = client.threads.get(ring).map_or(0, |thread| thread.ring.header().reply.count());
                 self.note(ring, record, &u64::from(count).to_le_bytes(), &[], Flags::WAIT)
             }
-            Kind::Allocate => self.note(ring, record, &[0; Given::BYTES], &[], Flags::default()),
+            Kind::Allocate => self.note(ring, record, &[0; PlacedAllocation::BYTES], &[], Flags::default()),
             Kind::Again => match staged(client, ring, record) {
                 Some(_) if self.keeps_time(client, record) => {
                     self.is_timed = true;
                     self.note(ring, record, record.trailer, &[], Flags::default())
                 }
                 Some(bytes) => self.note(ring, record, record.trailer, bytes, Flags::default()),
-                None => Err(Lapse::Changed),
+                None => Err(MendObstacle::Changed),
             },
             Kind::From { address, bytes } => {
                 // SAFETY: pinned memory of the program, which is mapped here as far as it goes; a program that writes there
@@ -190,7 +190,7 @@ impl Mend {
             return kind(client, record);
         }
         let Ok(GraphLaunch { exec, .. }) = postcard::from_bytes(record.body) else {
-            return Kind::Never(Lapse::Changed);
+            return Kind::Never(MendObstacle::Changed);
         };
         *self.graphs.entry(exec).or_insert_with(|| kind(client, record))
     }
@@ -209,11 +209,11 @@ impl Mend {
         trailer: &[u8],
         staged: &[u8],
         flags: Flags,
-    ) -> Result<(), Lapse> {
+    ) -> Result<(), MendObstacle> {
         let Record { opcode, ticket, body, .. } = *record;
         let journal = self.keep.journal();
         if !journal.has_room(body.len() + trailer.len() + staged.len()) {
-            return Err(Lapse::Full);
+            return Err(MendObstacle::Full);
         }
         journal.admit(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
         if !only_waits(opcode) {
@@ -251,7 +251,7 @@ impl Mend {
                 }
             }
             Kind::Allocate => {
-                if let Some(given) = Given::of(client, record.body, answer) {
+                if let Some(given) = PlacedAllocation::of(client, record.body, answer) {
                     self.keep.journal().set_trailer(at, &given.encode());
                 }
             }
@@ -262,7 +262,7 @@ impl Mend {
                     .and_then(|(device, stream)| Ok((device, client.record(device, stream)?)));
                 match behind {
                     Ok((device, event)) => client.told.expect_host(device, event, address, bytes, mark),
-                    Err(_) => self.lapse(client, Lapse::HostMemory),
+                    Err(_) => self.lapse(client, MendObstacle::HostMemory),
                 }
             }
             Kind::Staged { offset, bytes, end } => {
@@ -279,7 +279,7 @@ impl Mend {
         if !self.keep.has_device_memory() {
             return false;
         }
-        self.lapse(client, Lapse::NoRoom);
+        self.lapse(client, MendObstacle::NoRoom);
         self.keep.give_back();
         client.bind_anew();
         self.pace.lacks_room(Instant::now());
@@ -287,7 +287,7 @@ impl Mend {
     }
 
     /// From now on nothing could be mended.
-    fn lapse(&mut self, client: &mut Client, why: Lapse) {
+    fn lapse(&mut self, client: &mut Client, why: MendObstacle) {
         self.keep.ledger.lapse(why);
         client.forget_told();
         client.mending = None;
@@ -314,7 +314,7 @@ impl Mend {
             let may_hold = client.recordings.is_empty() && !client.work_needs_program();
             self.pace.hold(due, may_hold, now);
             if !self.is_on && client.has_others() {
-                self.keep.ledger.lapse(Lapse::Others);
+                self.keep.ledger.lapse(MendObstacle::Others);
             }
         }
         let goes_by_itself = !self.is_on || self.is_used;
@@ -343,10 +343,10 @@ impl Mend {
         }
     }
 
-    fn try_to_begin(&mut self, client: &mut Client, next: u64, began: Instant) -> Result<(), Lapse> {
+    fn try_to_begin(&mut self, client: &mut Client, next: u64, began: Instant) -> Result<(), MendObstacle> {
         let mut open = client.open_devices();
-        let (Some(index), None) = (open.next(), open.next()) else { return Err(Lapse::ManyGpus) };
-        let failed = |_| Lapse::Unsaved;
+        let (Some(index), None) = (open.next(), open.next()) else { return Err(MendObstacle::ManyGpus) };
+        let failed = |_| MendObstacle::Unsaved;
         fault::point("mend-taking").map_err(failed)?;
         let anew = self.is_changed
             || self.is_timed
@@ -363,12 +363,12 @@ impl Mend {
     }
 
     /// Writes all of the GPU half but what memory holds.
-    fn write_state(&mut self, client: &mut Client) -> Result<PathBuf, Lapse> {
+    fn write_state(&mut self, client: &mut Client) -> Result<PathBuf, MendObstacle> {
         self.states += 1;
         let name = format!("{}.{}-{}", self.name, std::process::id(), self.states);
         image::save_bare(client, &self.store, &name).map_err(|error| {
             log::warn!("the GPU state of a program cannot be written so that the loss of its worker could be mended: {error}");
-            Lapse::Unsaved
+            MendObstacle::Unsaved
         })
     }
 

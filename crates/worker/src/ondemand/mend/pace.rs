@@ -38,7 +38,7 @@ pub(super) struct Epoch {
     pub journal_bytes: usize,
 }
 
-pub(super) struct Pace {
+pub(super) struct EpochPacing {
     /// Since when there is an epoch, or none.
     since: Instant,
     /// When something last ended, or would have ended, what could be mended.
@@ -50,9 +50,9 @@ pub(super) struct Pace {
     let_go: Option<Instant>,
 }
 
-impl Pace {
-    pub(super) fn new(now: Instant) -> Pace {
-        Pace { since: now, ended: now, tried: None, cost: Duration::ZERO, held: None, let_go: None }
+impl EpochPacing {
+    pub(super) fn new(now: Instant) -> EpochPacing {
+        EpochPacing { since: now, ended: now, tried: None, cost: Duration::ZERO, held: None, let_go: None }
     }
 
     /// Something happens that ends what could be mended, or would.
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_base_takes_a_small_part_of_the_time() {
         let start = Instant::now();
-        let mut pace = Pace::new(start);
+        let mut pace = EpochPacing::new(start);
         assert_eq!(pace.due(None, true, start), Due::No);
         assert_eq!(pace.due(None, true, start + ms(3)), Due::AtRest);
         pace.has_tried(start + ms(3), start + ms(13), true);
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn after_a_failure_it_is_tried_seldom() {
         let start = Instant::now();
-        let mut pace = Pace::new(start);
+        let mut pace = EpochPacing::new(start);
         pace.has_tried(start, start + ms(1), false);
         assert_eq!(pace.due(None, true, start + ms(900)), Due::No);
         assert_ne!(pace.due(None, true, start + ms(1100)), Due::No);
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_program_is_held_for_a_while_and_then_let_be() {
         let start = Instant::now();
-        let mut pace = Pace::new(start);
+        let mut pace = EpochPacing::new(start);
         pace.hold(Due::AtRest, true, start);
         pace.hold(Due::Now, false, start);
         assert!(!pace.holds());

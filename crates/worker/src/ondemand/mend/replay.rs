@@ -2,62 +2,66 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
-use rekindle_cuda::CuResult;
+use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
+use rekindle_device::{Access, Device};
 use rekindle_protocol::fault;
-use rekindle_protocol::mending::{How, Kept, Lapse};
+use rekindle_protocol::mending::{MendMode, MendObstacle, RetainedItem};
 use rekindle_protocol::operation::{Asynchronous, Copy, Download, Upload, name};
 use rekindle_protocol::worker::Phase;
 
 use super::again::{LOOK, follows, from_journal, to_scratch, wait_again};
-use super::compare::{Compared, HostMemory, check, told_bytes};
-use super::keep::{Inherited, Keep};
-use super::told::Mark;
+use super::compare::{Comparison, check, told_bytes};
+use super::host_copies::Mark;
+use super::mend_state::{Inherited, MendState};
 use super::{Mend, Mending, allocation};
 use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
-use crate::image::{self, Wish};
+use crate::host_memory::{HostMemory, Registration};
+use crate::image::{self, RestoreOptions};
 use crate::ondemand::journal::{Entry, Journal};
 use crate::ondemand::replace::take_rings;
 use crate::ondemand::replay::perform;
 
 /// What is taken over, while the state is built.
-pub(crate) struct TakenUp {
-    keep: Keep,
+pub(crate) struct MendTakeover {
+    keep: MendState,
     inherited: Inherited,
 }
 
 /// Begins to build the state. Requests of the program wait.
 pub(crate) fn take_up(
     dispatcher: &mut Dispatcher,
-    held: Vec<(Kept, OwnedFd)>,
+    held: Vec<(RetainedItem, OwnedFd)>,
     directory: PathBuf,
     remote: &Remote,
-) -> Result<(TakenUp, Vec<Phase>), String> {
-    let (keep, inherited) = Keep::inherit(held)?;
+) -> Result<(MendTakeover, Vec<Phase>), String> {
+    let (keep, inherited) = MendState::inherit(held)?;
+    dispatcher.client.need_memory_at_once();
     let image = inherited.image().ok_or("the copy of its memory is not there")?;
-    let wish = Wish { directory, again: true, based: true, ..Wish::default() };
+    let options = RestoreOptions { directory, again: true, based: true, ..RestoreOptions::default() };
     let phases =
-        image::restore(dispatcher, &image, wish, remote.clone()).map_err(|error| error.to_string())?;
+        image::restore(dispatcher, &image, options, remote.clone()).map_err(|error| error.to_string())?;
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
     dispatcher.hold_requests();
-    Ok((TakenUp { keep, inherited }, phases))
+    Ok((MendTakeover { keep, inherited }, phases))
 }
 
-impl TakenUp {
+impl MendTakeover {
     /// Does what the worker before has done, once all of the state is there. Whether the driver half of the client's process is
     /// attached, and how long both parts took.
     pub(crate) fn go_on(
         self,
         dispatcher: &mut Dispatcher,
         pid: i32,
-        how: How,
+        how: MendMode,
         (store, prefix): (PathBuf, String),
     ) -> Result<(bool, Vec<Phase>), String> {
-        let TakenUp { mut keep, inherited } = self;
+        let MendTakeover { mut keep, inherited } = self;
         dispatcher.client.pid = pid;
         dispatcher.client.output.of_pid(pid);
         let began = Instant::now();
@@ -80,7 +84,7 @@ impl TakenUp {
                     "the fault that a GPU context was lost by came once more: it is the program's own"
                 );
                 mend.has_failed = true;
-                mend.lapse(client, Lapse::Failed);
+                mend.lapse(client, MendObstacle::Failed);
             }
         }
         client.bind_anew();
@@ -95,7 +99,7 @@ impl TakenUp {
 }
 
 /// Does the journal once more; whether a fault of the program's own has ended that.
-fn replay(client: &mut Client, keep: &Keep, how: How) -> Result<bool, String> {
+fn replay(client: &mut Client, keep: &MendState, how: MendMode) -> Result<bool, String> {
     let journal = keep.current();
     let index = keep.device().ok_or("the copy of its memory is not there")?;
     let failed = |code: CuResult| format!("its requests could not be done once more: {code}");
@@ -104,10 +108,29 @@ fn replay(client: &mut Client, keep: &Keep, how: How) -> Result<bool, String> {
     let brings = journal.requests_at().any(|(_, entry)| !entry.staged.is_empty());
     client.bind(index).map_err(failed)?;
     let (memory, length) = journal.memory();
-    let source = brings.then(|| HostMemory::register(client, index, (memory, length as u64), false));
+    let device = client.context(index).map_err(failed)?.device.clone();
+    let source = brings.then(|| Registration::new(&device, memory, length as u64, Access::ReadWrite));
     let source = source.transpose().map_err(failed)?;
-    let scratch = (room > 0).then(|| HostMemory::make(client, index, room)).transpose().map_err(failed)?;
-    let mut next = scratch.as_ref().map_or(0, |scratch| scratch.address);
+    let scratch = (room > 0).then(|| scratch(&device, room)).transpose().map_err(failed)?;
+    let done = once_more(client, keep, how, (index, scratch.as_ref().map_or(0, HostMemory::address)));
+    match done.is_ok() {
+        // Nothing is copied from or to them any more.
+        true => drop((source, scratch)),
+        // The worker ends with them.
+        false => std::mem::forget((source, scratch)),
+    }
+    done
+}
+
+/// As [`replay`], on this device, with copies to the host from this address on.
+fn once_more(
+    client: &mut Client,
+    keep: &MendState,
+    how: MendMode,
+    (index, mut next): (usize, u64),
+) -> Result<bool, String> {
+    let journal = keep.current();
+    let memory = journal.memory().0;
     let (mut compared, mut fresh) = (Vec::new(), Vec::new());
     let (mut is_based, mut fault) = (false, false);
     for (at, entry) in journal.requests_at() {
@@ -126,7 +149,7 @@ fn replay(client: &mut Client, keep: &Keep, how: How) -> Result<bool, String> {
             }
             (_, Some(bytes)) if entry.flags.is_told() => {
                 let expected = entry.trailer.try_into().map_or(0, u64::from_le_bytes);
-                compared.push(Compared { at: next, bytes, expected, what: operation });
+                compared.push(Comparison { at: next, bytes, expected, what: operation });
                 let at = next;
                 next += rounded(bytes);
                 // The program went on when it had these bytes.
@@ -154,7 +177,7 @@ fn replay(client: &mut Client, keep: &Keep, how: How) -> Result<bool, String> {
         check(&compared, how)?;
         for (mark, address, bytes) in fresh {
             // SAFETY: pinned memory of the program that its copy has come to, and of which it was not told.
-            unsafe { super::told::note(mark, address, bytes) };
+            unsafe { super::host_copies::note(mark, address, bytes) };
         }
     }
     // What waits is answered, and pieces of staging areas are given.
@@ -166,8 +189,14 @@ fn replay(client: &mut Client, keep: &Keep, how: How) -> Result<bool, String> {
             }
         }
     }
-    source.into_iter().chain(scratch).for_each(HostMemory::let_go);
     Ok(fault)
+}
+
+/// Memory of the host to compare with.
+fn scratch(device: &Arc<dyn Device>, bytes: u64) -> Result<HostMemory, CuResult> {
+    let mut memory = HostMemory::anonymous(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    memory.register(device)?;
+    Ok(memory)
 }
 
 fn rounded(bytes: u64) -> u64 {

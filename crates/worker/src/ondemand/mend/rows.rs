@@ -11,7 +11,7 @@ use crate::image::Physical;
 const ALIGNMENT: u64 = 512;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-enum What {
+enum MemoryObject {
     Buffer {
         address: u64,
     },
@@ -28,7 +28,7 @@ enum What {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Row {
-    what: What,
+    what: MemoryObject,
     bytes: u64,
     /// In the base.
     offset: u64,
@@ -49,18 +49,18 @@ pub(super) fn rows(client: &Client, index: usize) -> Result<(Vec<(Row, u64)>, u6
         rows.push((Row { what, bytes, offset }, address));
         offset = (offset + bytes).next_multiple_of(ALIGNMENT);
     };
-    for (&address, buffer) in context.heap.buffers() {
-        add(What::Buffer { address }, address, buffer.bytes);
+    for (&address, buffer) in context.heap.buffers().iter().filter(|(_, buffer)| buffer.is_backed()) {
+        add(MemoryObject::Buffer { address }, address, buffer.bytes);
     }
     for (&serial, physical) in client.virtual_memory.physical.iter().filter(|(_, one)| one.device == index) {
         // Where it can be copied from is found when it is.
-        add(What::Physical { serial }, 0, physical.bytes);
+        add(MemoryObject::Physical { serial }, 0, physical.bytes);
     }
     for (_, module) in client.modules.iter().filter(|(_, module)| module.device == index) {
         // Globals of modules in pieces are buffers.
         let Some(handle) = module.body.whole() else { continue };
         for global in context.device.globals(handle)?.into_iter().filter(|global| !global.constant) {
-            let what = What::Global { loaded_at: module.loaded_at, name: global.name };
+            let what = MemoryObject::Global { loaded_at: module.loaded_at, name: global.name };
             add(what, global.address, global.bytes);
         }
     }
@@ -74,7 +74,7 @@ pub(super) fn take(client: &mut Client, index: usize, rows: &[(Row, u64)], base:
         let stream = context.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
         for (row, address) in rows {
             let from = match &row.what {
-                What::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
+                MemoryObject::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
                 _ => *address,
             };
             context.device.copy(base + row.offset, from, row.bytes, stream)?;
@@ -89,9 +89,9 @@ pub(super) fn put_back(client: &mut Client, index: usize, rows: &[Row], base: u6
         let device = &client.context(index)?.device;
         for Row { what, bytes, offset } in rows {
             let to = match what {
-                What::Buffer { address } => *address,
-                What::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
-                What::Global { loaded_at, name } => {
+                MemoryObject::Buffer { address } => *address,
+                MemoryObject::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
+                MemoryObject::Global { loaded_at, name } => {
                     let module = client.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
                     let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
                     let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
@@ -111,7 +111,7 @@ fn with_windows<'r>(
     mut rows: impl Iterator<Item = &'r Row>,
     body: impl FnOnce(&Client, &Physical) -> Result<()>,
 ) -> Result<()> {
-    if !rows.any(|row| matches!(row.what, What::Physical { .. })) {
+    if !rows.any(|row| matches!(row.what, MemoryObject::Physical { .. })) {
         return body(client, &Physical::default());
     }
     let opened = Physical::open(client)?;

@@ -6,16 +6,15 @@ use std::sync::{Arc, PoisonError};
 use rekindle_cuda::{CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
-    FunctionInfo, Global, Graph, GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput,
-    LoadError, Loaded, Memory, MemorySet, Module, ModuleKind, PreparedCode, Result, Stream, ValueOperation,
-    View, ViewKind,
+    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
+    Memory, MemorySet, Module, ModuleKind, NodeWork, PreparedCode, Result, Stream, View, ViewKind,
 };
 
 use super::{ClientDevice, NON_BLOCKING, create_on, lock};
-use crate::shared::lanes::{Place, State};
+use crate::shared::lanes::{IssueSlot, State};
 use crate::shared::order::are_done;
 use crate::shared::owned::Owned;
-use crate::shared::piece::Rest;
+use crate::shared::piece::RemainingCopy;
 
 impl Device for ClientDevice {
     fn info(&self) -> &DeviceInfo {
@@ -276,12 +275,12 @@ impl Device for ClientDevice {
     }
     fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Result<()> {
         let whole = move |device: &dyn Device, stream| device.copy(to, from, bytes, stream);
-        self.copy_as(Rest::bytes(to, from, bytes), stream, whole)
+        self.copy_as(RemainingCopy::bytes(to, from, bytes), stream, whole)
     }
     fn copy_3d(&self, copy: &Copy3D, stream: Stream) -> Result<()> {
         let copy = *copy;
         let whole = move |device: &dyn Device, stream| device.copy_3d(&copy, stream);
-        self.copy_as(Rest::rows(&copy), stream, whole)
+        self.copy_as(RemainingCopy::rows(&copy), stream, whole)
     }
     fn set(&self, set: &MemorySet, stream: Stream) -> Result<()> {
         let set = *set;
@@ -290,8 +289,8 @@ impl Device for ClientDevice {
     fn host_call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {
         let open = self.open()?;
         let done = self.lanes.place(stream).and_then(|place| match place {
-            Place::Now(stream) => open.host_call(stream, call),
-            Place::Later(held) => {
+            IssueSlot::Now(stream) => open.host_call(stream, call),
+            IssueSlot::Later(held) => {
                 held.put(Box::new(move |device, stream| device.host_call(stream, call)));
                 Ok(())
             }
@@ -334,44 +333,8 @@ impl Device for ClientDevice {
     fn graph_create(&self) -> Result<Graph> {
         self.make(|device| device.graph_create(), |owned, made| owned.graphs.insert(made))
     }
-    fn graph_add_kernel(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        function: Function,
-        launch: &Launch,
-        parameters: &[u8],
-    ) -> Result<GraphNode> {
-        self.open()?.graph_add_kernel(graph, after, function, launch, parameters)
-    }
-    fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
-        self.open()?.graph_add_copy(graph, after, copy)
-    }
-    fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode> {
-        self.open()?.graph_add_set(graph, after, set)
-    }
-    fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode> {
-        self.open()?.graph_add_empty(graph, after)
-    }
-    fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
-        self.open()?.graph_add_child(graph, after, child)
-    }
-    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
-        self.open()?.graph_add_call(graph, after, call)
-    }
-    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
-        self.open()?.graph_add_record(graph, after, event)
-    }
-    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
-        self.open()?.graph_add_wait(graph, after, event)
-    }
-    fn graph_add_values(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        operations: &[ValueOperation],
-    ) -> Result<GraphNode> {
-        self.open()?.graph_add_values(graph, after, operations)
+    fn graph_add(&self, graph: Graph, after: &[GraphNode], work: NodeWork<'_>) -> Result<GraphNode> {
+        self.open()?.graph_add(graph, after, work)
     }
     fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64> {
         self.open()?.graph_condition(graph, default)
@@ -426,14 +389,6 @@ impl Device for ClientDevice {
         // Copies of it may be in lanes.
         let _ = self.lanes.wait_for_all();
         self.give(|owned| owned.arrays.remove(&array), |device| device.array_destroy(array))
-    }
-    fn graph_add_array_copy(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        copy: &ArrayCopy<Array>,
-    ) -> Result<GraphNode> {
-        self.open()?.graph_add_array_copy(graph, after, copy)
     }
     fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {
         let copy = *copy;

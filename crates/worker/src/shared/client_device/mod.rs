@@ -16,14 +16,14 @@ use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
 use rekindle_device::{Device, Global, Memory, Module, Result, Stream};
 
 use crate::shared::division::Portion;
+use crate::shared::fair_queue::CopyRank;
 use crate::shared::health::Health;
-use crate::shared::lane::Work;
-use crate::shared::lanes::{Lanes, Place, State};
+use crate::shared::lane::StreamWork;
+use crate::shared::lanes::{IssueSlot, Lanes, State};
 use crate::shared::link::{Link, UNTIMED};
 use crate::shared::order::are_done;
 use crate::shared::owned::Owned;
-use crate::shared::piece::Rest;
-use crate::shared::turns::Rank;
+use crate::shared::piece::RemainingCopy;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -48,14 +48,14 @@ pub(crate) struct ClientDevice {
     calls: RwLock<()>,
     health: Arc<Health>,
     /// What outlives the context, as far as it was asked for while there was one.
-    kept: Mutex<Kept>,
+    kept: Mutex<ClientRecords>,
     /// The context has failed, and the client goes on with what was kept: the device is asked nothing, and whatever is given
     /// back goes with the context.
     leaving: AtomicBool,
 }
 
 #[derive(Default)]
-struct Kept {
+struct ClientRecords {
     /// Descriptors of memory.
     memory: HashMap<Memory, OwnedFd>,
     /// Globals of modules.
@@ -172,7 +172,7 @@ impl ClientDevice {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, ClientRecords> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -190,7 +190,7 @@ impl ClientDevice {
     pub(crate) fn set_background(&self, stream: Stream) {
         let mut state = self.lanes.state();
         let stream = state.order.real(stream);
-        state.queues.set_rank(stream, Rank::Background);
+        state.queues.set_rank(stream, CopyRank::Background);
     }
 
     /// From now on its copies take turns by this weight.
@@ -307,12 +307,12 @@ impl ClientDevice {
         &self,
         stream: Stream,
         now: impl FnOnce(&dyn Device, Stream) -> Result<()>,
-        later: impl FnOnce() -> Work,
+        later: impl FnOnce() -> StreamWork,
     ) -> Result<()> {
         let open = self.open()?;
         let done = self.lanes.place(stream).and_then(|place| match place {
-            Place::Now(stream) => now(&*open, stream),
-            Place::Later(held) => {
+            IssueSlot::Now(stream) => now(&*open, stream),
+            IssueSlot::Later(held) => {
                 held.put(later());
                 Ok(())
             }
@@ -332,7 +332,7 @@ impl ClientDevice {
     /// A copy, over the link or within the GPU.
     fn copy_as(
         &self,
-        rest: Rest,
+        rest: RemainingCopy,
         stream: Stream,
         whole: impl Fn(&dyn Device, Stream) -> Result<()> + Copy + Send + 'static,
     ) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::image::Preparing;
 
 /// The program is coming to a stop.
 #[derive(Default)]
-pub(super) struct Stopping {
+pub(super) struct QuiesceState {
     /// What a save will copy through, made meanwhile.
     blocks: Option<Preparing>,
     drain: Option<Drain>,
@@ -18,7 +18,7 @@ pub(super) struct Stopping {
 
 /// How far a program that makes no more calls has come to rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum QuiesceLevel {
     /// All that it asked for has been given to the GPU, which does it without the program.
     Requests,
     /// Nothing is under way.
@@ -27,23 +27,28 @@ pub(crate) enum Rest {
 
 /// Somebody waits for rest.
 struct Drain {
-    wanted: Rest,
+    wanted: QuiesceLevel,
     limit: Duration,
     since: Instant,
-    answer: Sender<Result<Rest, String>>,
+    answer: Sender<Result<QuiesceLevel, String>>,
 }
 
 impl Dispatcher {
     /// The program is told to stop.
     pub(crate) fn expect_stop(&mut self, blocks: Option<Preparing>) {
-        self.stopping = Some(Stopping { blocks, drain: None });
+        self.stopping = Some(QuiesceState { blocks, drain: None });
         // With a journal each request is answered once, when it is done.
         self.client.hurry_waits(matches!(self.activity, Activity::Running));
     }
 
     /// The program makes no more calls: it stands still when nothing is under way, if that is so before the limit. The answer
     /// comes once it has come to the rest that is wanted, or to more.
-    pub(super) fn drain(&mut self, wanted: Rest, limit: Duration, answer: Sender<Result<Rest, String>>) {
+    pub(super) fn drain(
+        &mut self,
+        wanted: QuiesceLevel,
+        limit: Duration,
+        answer: Sender<Result<QuiesceLevel, String>>,
+    ) {
         if self.is_leaving() {
             let _ = answer.send(Err(LEAVING.to_string()));
             return;
@@ -68,7 +73,7 @@ impl Dispatcher {
         let (wanted, since, limit) = (drain.wanted, drain.since, drain.limit);
         let loaded = self.client.data.is_settled();
         let given = worked == 0 && loaded && self.rings_are_empty();
-        let work_goes_on = given && wanted == Rest::Requests && self.work_needs_nobody();
+        let work_goes_on = given && wanted == QuiesceLevel::Requests && self.work_needs_nobody();
         let settled = given && self.client.waiting.is_empty();
         let result = match settled.then(|| self.client.settle()) {
             Some(Ok(true)) => match self.client.data.problem() {
@@ -81,7 +86,7 @@ impl Dispatcher {
             Some(Err(problem)) => Err(problem),
             _ if work_goes_on => {
                 if let Some(drain) = self.stopping.as_mut().and_then(|stopping| stopping.drain.take()) {
-                    let _ = drain.answer.send(Ok(Rest::Requests));
+                    let _ = drain.answer.send(Ok(QuiesceLevel::Requests));
                 }
                 return;
             }
@@ -95,7 +100,7 @@ impl Dispatcher {
                 limit.as_secs_f64()
             )),
         };
-        let Some(Stopping { blocks, drain: Some(drain) }) = self.stopping.take() else { return };
+        let Some(QuiesceState { blocks, drain: Some(drain) }) = self.stopping.take() else { return };
         if result.is_ok() {
             let shared = match replace(&mut self.activity, Activity::Running) {
                 Activity::Sharing(shared) => Some(shared),
@@ -103,7 +108,7 @@ impl Dispatcher {
             };
             self.activity = Activity::Quiesced(Quiesced { blocks, shared });
         }
-        let _ = drain.answer.send(result.map(|()| Rest::Work));
+        let _ = drain.answer.send(result.map(|()| QuiesceLevel::Work));
     }
 
     /// Whether what the GPU has to do comes to its end while the program does nothing.
@@ -117,6 +122,7 @@ impl Dispatcher {
     pub(crate) fn go_on(&mut self) {
         self.stopping = None;
         self.client.hurry_waits(false);
+        self.client.ipc.be_found();
         if self.is_leaving() {
             return;
         }

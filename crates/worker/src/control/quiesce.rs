@@ -6,9 +6,9 @@ use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, ToClient};
 use rekindle_protocol::worker::Contents;
 
 use super::Control;
-use crate::dispatch::{Dispatcher, LEAVING, Rest};
+use crate::dispatch::{Dispatcher, LEAVING, QuiesceLevel};
 use crate::driver_half;
-use crate::image::{self, CodeAhead};
+use crate::image::{self, CodePreCopy};
 use crate::link::Answer;
 
 /// How long the client may take to let its threads run again.
@@ -47,9 +47,9 @@ impl Control {
             });
             let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
             let beside = contents == Contents::Shadowed && !self.waits_for_work && !shares;
-            let wanted = if beside { Rest::Requests } else { Rest::Work };
+            let wanted = if beside { QuiesceLevel::Requests } else { QuiesceLevel::Work };
             let rest = self.remote.drain(wanted, left)?;
-            self.undone = (rest == Rest::Requests).then_some(limit);
+            self.undone = (rest == QuiesceLevel::Requests).then_some(limit);
             Ok(quiesced)
         });
         drained.inspect_err(|_| self.let_go())
@@ -58,7 +58,7 @@ impl Control {
     /// Waits for the work that goes on while the program stands still, if there is any.
     pub(super) fn await_work(&mut self) -> Result<bool, String> {
         let Some(limit) = self.undone.take() else { return Ok(false) };
-        self.remote.drain(Rest::Work, limit).inspect_err(|_| self.waits_for_work = true)?;
+        self.remote.drain(QuiesceLevel::Work, limit).inspect_err(|_| self.waits_for_work = true)?;
         Ok(true)
     }
 
@@ -103,7 +103,7 @@ impl Control {
     }
 
     /// A client that waits to leave its context does not; false if it does not wait for that.
-    fn stays(&mut self) -> bool {
+    pub(super) fn stays(&mut self) -> bool {
         let stays = self.is_shared() && self.remote.ask(Dispatcher::stay).unwrap_or(false);
         if std::mem::take(&mut self.leaves) {
             self.link.set_parted(false);
@@ -130,7 +130,7 @@ impl Control {
             }
         }
         self.left.clear();
-        self.code = CodeAhead::default();
+        self.code = CodePreCopy::default();
         self.forget_ahead();
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));

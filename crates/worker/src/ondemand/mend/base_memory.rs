@@ -1,13 +1,14 @@
 //! Memory that a base lies in: it outlives the worker by its descriptor, and takes no addresses of the program's.
 
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use nix::fcntl::posix_fallocate;
 use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
 use rekindle_device::{Access, Device, Memory, Result};
 
 use crate::client::Client;
+use crate::host_memory::HostMemory;
 use crate::memory::Space;
 use crate::successor;
 
@@ -15,38 +16,43 @@ use crate::successor;
 const LEFT_TO_OTHERS: u64 = 16;
 
 /// Addresses apart from those of the program.
-pub(super) struct Apart(Space);
+pub(super) struct AddressPool(Space);
 
-impl Apart {
-    pub(super) fn reserve(client: &mut Client, index: usize) -> Result<Apart> {
+impl AddressPool {
+    pub(super) fn reserve(client: &mut Client, index: usize) -> Result<AddressPool> {
         client.bind(index)?;
         let region = client.heap(index)?.reserve_apart()?;
-        Ok(Apart(Space::new(region.start, region.end - region.start)))
+        Ok(AddressPool(Space::new(region.start, region.end - region.start)))
     }
 }
 
-pub(super) struct Place {
+pub(super) struct BaseMemory {
     device: Arc<dyn Device>,
     pub address: u64,
     pub bytes: u64,
-    memory: On,
+    memory: BaseStorage,
     pub descriptor: OwnedFd,
 }
 
-enum On {
+enum BaseStorage {
     Device(Memory),
-    Host,
+    Host { _memory: HostMemory },
 }
 
-impl Place {
+impl BaseMemory {
     /// On the GPU if that has room, else in memory of the host. The context is current.
-    pub(super) fn new(client: &mut Client, index: usize, apart: &mut Apart, bytes: u64) -> Result<Place> {
+    pub(super) fn new(
+        client: &mut Client,
+        index: usize,
+        apart: &mut AddressPool,
+        bytes: u64,
+    ) -> Result<BaseMemory> {
         let device = client.context(index)?.device.clone();
         let bytes = bytes.next_multiple_of(device.granularity().max(1));
         let (free, total) = device.memory_info()?;
         if free.saturating_sub(bytes) >= total / LEFT_TO_OTHERS {
             match device.memory_create(bytes) {
-                Ok(memory) => return Place::on_device(device, apart, memory, bytes, None),
+                Ok(memory) => return BaseMemory::on_device(device, apart, memory, bytes, None),
                 Err(CUDA_ERROR_OUT_OF_MEMORY) => {}
                 Err(code) => return Err(code),
             }
@@ -55,37 +61,35 @@ impl Place {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let file = successor::memory_file(&[]).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        // SAFETY: asks for memory for a range of an open file: a store there would end the process without it.
-        if unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } != 0 {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        Place::on_host(device, bytes, file)
+        // A store there would end the process without it.
+        posix_fallocate(&file, 0, bytes as libc::off_t).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        BaseMemory::on_host(device, bytes, file.into())
     }
 
     /// What another worker has left.
     pub(super) fn open(
         client: &mut Client,
         index: usize,
-        apart: &mut Apart,
+        apart: &mut AddressPool,
         (bytes, on_host): (u64, bool),
         descriptor: OwnedFd,
-    ) -> Result<Place> {
+    ) -> Result<BaseMemory> {
         client.bind(index)?;
         let device = client.context(index)?.device.clone();
         if on_host {
-            return Place::on_host(device, bytes, File::from(descriptor));
+            return BaseMemory::on_host(device, bytes, descriptor);
         }
         let memory = device.memory_import(descriptor.as_fd(), bytes)?;
-        Place::on_device(device, apart, memory, bytes, Some(descriptor))
+        BaseMemory::on_device(device, apart, memory, bytes, Some(descriptor))
     }
 
     fn on_device(
         device: Arc<dyn Device>,
-        apart: &mut Apart,
+        apart: &mut AddressPool,
         memory: Memory,
         bytes: u64,
         descriptor: Option<OwnedFd>,
-    ) -> Result<Place> {
+    ) -> Result<BaseMemory> {
         let made = (|| {
             let descriptor = match descriptor {
                 Some(descriptor) => descriptor,
@@ -104,47 +108,33 @@ impl Place {
         let (address, descriptor) = made.inspect_err(|_: &CuResult| {
             let _ = device.memory_release(memory);
         })?;
-        Ok(Place { device, address, bytes, memory: On::Device(memory), descriptor })
+        Ok(BaseMemory { device, address, bytes, memory: BaseStorage::Device(memory), descriptor })
     }
 
-    fn on_host(device: Arc<dyn Device>, bytes: u64, file: File) -> Result<Place> {
-        let (protection, number) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
-        // SAFETY: a new mapping of a file that is so long, at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes as usize, protection, libc::MAP_SHARED, number, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        if let Err(code) = device.host_register(base as u64, bytes) {
-            // SAFETY: mapped above, and known to nobody.
-            unsafe { libc::munmap(base, bytes as usize) };
-            return Err(code);
-        }
-        Ok(Place { device, address: base as u64, bytes, memory: On::Host, descriptor: file.into() })
+    fn on_host(device: Arc<dyn Device>, bytes: u64, descriptor: OwnedFd) -> Result<BaseMemory> {
+        let memory = HostMemory::map(&descriptor, bytes, Access::ReadWrite);
+        let mut memory = memory.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        memory.register(&device)?;
+        let address = memory.address();
+        Ok(BaseMemory { device, address, bytes, memory: BaseStorage::Host { _memory: memory }, descriptor })
     }
 
     pub(super) fn is_on_host(&self) -> bool {
-        matches!(self.memory, On::Host)
+        matches!(self.memory, BaseStorage::Host { .. })
     }
 
     /// Gives it back. Nothing is copied from or to it.
-    pub(super) fn close(self, apart: &mut Apart) {
+    pub(super) fn close(self, apart: &mut AddressPool) {
         let (address, bytes) = (self.address, self.bytes);
         let closed = match self.memory {
-            On::Device(memory) => {
+            BaseStorage::Device(memory) => {
                 let unmapped = self.device.unmap(address, bytes);
                 if unmapped.is_ok() {
                     apart.0.give(address, bytes);
                 }
                 unmapped.and(self.device.memory_release(memory))
             }
-            On::Host => {
-                let forgotten = self.device.host_unregister(address);
-                // SAFETY: mapped by `on_host`; no copy from or to it is under way.
-                unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };
-                forgotten
-            }
+            BaseStorage::Host { .. } => Ok(()),
         };
         if let Err(code) = closed {
             log::warn!(

@@ -19,7 +19,7 @@ const EVEN: u64 = DEFAULT_LINK_WEIGHT as u64;
 
 /// Whose copies go first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) enum Rank {
+pub(super) enum CopyRank {
     /// What the program copies.
     #[default]
     Program,
@@ -30,12 +30,12 @@ pub(super) enum Rank {
 pub(super) type ClientId = u64;
 
 /// Who asks, and for what.
-pub(super) type Key = (ClientId, Rank);
+pub(super) type Key = (ClientId, CopyRank);
 
 /// One direction.
 #[derive(Default)]
-pub(super) struct WayState {
-    pub under_way: VecDeque<UnderWay>,
+pub(super) struct FairQueue {
+    pub under_way: VecDeque<InFlight>,
     /// Since when the first of them is the first.
     pub first_since: Option<Instant>,
     /// Bytes under way, by rank.
@@ -47,10 +47,10 @@ pub(super) struct WayState {
     since_others: u32,
 }
 
-pub(super) struct UnderWay {
+pub(super) struct InFlight {
     pub event: Event,
     pub bytes: u64,
-    pub rank: Rank,
+    pub rank: CopyRank,
 }
 
 #[derive(Default)]
@@ -59,25 +59,25 @@ pub(super) struct Flow {
     pub waits: bool,
 }
 
-impl WayState {
+impl FairQueue {
     pub fn flow(&mut self, key: Key) -> &mut Flow {
         self.flows.entry(key).or_default()
     }
 
     /// Whether any flow of the rank waits.
-    fn waits(&self, rank: Rank) -> bool {
+    fn waits(&self, rank: CopyRank) -> bool {
         self.flows.iter().any(|((_, other), flow)| flow.waits && *other == rank)
     }
 
     /// The rank whose turn it is, if both ask.
-    fn turn(&self) -> Rank {
-        if self.since_others >= TURNS - 1 { Rank::Background } else { Rank::Program }
+    fn turn(&self) -> CopyRank {
+        if self.since_others >= TURNS - 1 { CopyRank::Background } else { CopyRank::Program }
     }
 
-    fn room(&self, rank: Rank, settings: &Settings) -> u64 {
+    fn room(&self, rank: CopyRank, settings: &Settings) -> u64 {
         let most = match rank {
-            Rank::Program => settings.window,
-            Rank::Background => settings.window / 2,
+            CopyRank::Program => settings.window,
+            CopyRank::Background => settings.window / 2,
         };
         most.saturating_sub(self.bytes[rank as usize])
     }
@@ -87,9 +87,10 @@ impl WayState {
     pub fn grant(&mut self, key: Key, weight: u32, left: u64, settings: &Settings) -> Option<u64> {
         let rank = key.1;
         let another_first = match (self.turn(), rank) {
-            (Rank::Program, Rank::Background) => self.waits(Rank::Program),
-            (Rank::Background, Rank::Program) => {
-                self.waits(Rank::Background) && self.room(Rank::Background, settings) >= settings.piece
+            (CopyRank::Program, CopyRank::Background) => self.waits(CopyRank::Program),
+            (CopyRank::Background, CopyRank::Program) => {
+                self.waits(CopyRank::Background)
+                    && self.room(CopyRank::Background, settings) >= settings.piece
             }
             _ => false,
         };
@@ -111,7 +112,7 @@ impl WayState {
         self.flow(key).tag = tag + bytes * EVEN / u64::from(weight);
         self.now = tag;
         self.bytes[rank as usize] += bytes;
-        self.since_others = if rank == Rank::Program { self.since_others.saturating_add(1) } else { 0 };
+        self.since_others = if rank == CopyRank::Program { self.since_others.saturating_add(1) } else { 0 };
         Some(bytes)
     }
 
@@ -123,11 +124,11 @@ impl WayState {
 
     /// Who is next of those that wait, if there is room for a piece.
     pub fn next(&self, settings: &Settings) -> Option<Key> {
-        let may = |rank: Rank| self.waits(rank) && self.room(rank, settings) >= settings.piece;
+        let may = |rank: CopyRank| self.waits(rank) && self.room(rank, settings) >= settings.piece;
         let rank = match self.turn() {
-            Rank::Background if may(Rank::Background) => Rank::Background,
-            _ if self.waits(Rank::Program) => Some(Rank::Program).filter(|rank| may(*rank))?,
-            _ => Some(Rank::Background).filter(|rank| may(*rank))?,
+            CopyRank::Background if may(CopyRank::Background) => CopyRank::Background,
+            _ if self.waits(CopyRank::Program) => Some(CopyRank::Program).filter(|rank| may(*rank))?,
+            _ => Some(CopyRank::Background).filter(|rank| may(*rank))?,
         };
         let waiting = self.flows.iter().filter(|((_, other), flow)| flow.waits && *other == rank);
         waiting.min_by_key(|(key, flow)| (flow.tag.max(self.now), key.0)).map(|(key, _)| *key)
@@ -146,12 +147,12 @@ mod tests {
     const PLENTY: u64 = 1000;
 
     /// The clients that are served when all of these copy without end, one piece after the other.
-    fn served(way: &mut WayState, asking: &[Key], count: usize) -> Vec<ClientId> {
+    fn served(way: &mut FairQueue, asking: &[Key], count: usize) -> Vec<ClientId> {
         served_by_weight(way, asking, (|_| WEIGHT, &SETTINGS), count)
     }
 
     fn served_by_weight(
-        way: &mut WayState,
+        way: &mut FairQueue,
         asking: &[Key],
         (weight, settings): (impl Fn(ClientId) -> u32, &Settings),
         count: usize,
@@ -169,8 +170,8 @@ mod tests {
 
     #[test]
     fn programs_that_copy_take_turns_and_who_comes_is_next() {
-        let mut way = WayState::default();
-        let (a, b, c) = ((1, Rank::Program), (2, Rank::Program), (3, Rank::Program));
+        let mut way = FairQueue::default();
+        let (a, b, c) = ((1, CopyRank::Program), (2, CopyRank::Program), (3, CopyRank::Program));
         assert_eq!(served(&mut way, &[a, b], 6), [1, 2, 1, 2, 1, 2]);
         assert_eq!(served(&mut way, &[a, b, c], 4)[0], 3);
         // Who asks for nothing saves nothing up.
@@ -187,8 +188,8 @@ mod tests {
             weights in prop::collection::vec(1u32..=100, 2..6),
             before in 0usize..200,
         ) {
-            let mut way = WayState::default();
-            let keys: Vec<Key> = (1..=weights.len() as u64).map(|id| (id, Rank::Program)).collect();
+            let mut way = FairQueue::default();
+            let keys: Vec<Key> = (1..=weights.len() as u64).map(|id| (id, CopyRank::Program)).collect();
             let weight = |id: ClientId| weights[id as usize - 1];
             let sum: u32 = weights.iter().sum();
             // All but the last one copy, then it too.
@@ -209,8 +210,8 @@ mod tests {
 
     #[test]
     fn what_is_copied_for_programs_has_a_sixteenth_beside_their_own_copies_and_all_else_without() {
-        let mut way = WayState::default();
-        let (program, restore) = ((1, Rank::Program), (2, Rank::Background));
+        let mut way = FairQueue::default();
+        let (program, restore) = ((1, CopyRank::Program), (2, CopyRank::Background));
         let turns = served(&mut way, &[program, restore], 64);
         assert_eq!(turns.iter().filter(|one| **one == 2).count(), 4);
         assert_eq!(way.grant(restore, WEIGHT, PLENTY, &SETTINGS), None);
@@ -220,17 +221,17 @@ mod tests {
 
     #[test]
     fn no_more_is_under_way_than_the_window_has_room_for() {
-        let mut way = WayState::default();
-        let (a, b) = ((1, Rank::Program), (2, Rank::Program));
+        let mut way = FairQueue::default();
+        let (a, b) = ((1, CopyRank::Program), (2, CopyRank::Program));
         assert_eq!(way.grant(a, WEIGHT, PLENTY, &SETTINGS), Some(4));
         way.flow(b).waits = true;
         assert_eq!(way.grant(b, WEIGHT, PLENTY, &SETTINGS), Some(4));
         assert_eq!((way.grant(a, WEIGHT, PLENTY, &SETTINGS), way.next(&SETTINGS)), (None, None));
-        way.bytes[Rank::Program as usize] -= 1;
+        way.bytes[CopyRank::Program as usize] -= 1;
         assert_eq!(way.grant(b, WEIGHT, 1, &SETTINGS), Some(1));
         // Others have half a window of their own.
         way.flow(b).waits = false;
-        let restore = (3, Rank::Background);
+        let restore = (3, CopyRank::Background);
         assert_eq!(way.grant(restore, WEIGHT, PLENTY, &SETTINGS), Some(4));
         assert_eq!(way.grant(restore, WEIGHT, PLENTY, &SETTINGS), None);
     }

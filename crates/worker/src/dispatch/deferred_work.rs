@@ -14,12 +14,12 @@ const QUIET: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-pub(crate) struct Later {
+pub(crate) struct DeferredWork {
     since: Option<Instant>,
     work: Vec<Box<dyn FnOnce() + Send>>,
 }
 
-impl Later {
+impl DeferredWork {
     pub(crate) fn push(&mut self, work: impl FnOnce() + Send + 'static) {
         self.since.get_or_insert_with(Instant::now);
         self.work.push(Box::new(work));
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn it_is_done_once_when_it_is_quiet_or_must_be() {
-        let mut later = Later::default();
+        let mut later = DeferredWork::default();
         assert!(later.take(LONGEST, true).is_empty());
         let (sender, receiver) = channel();
         for number in 0..2 {

@@ -3,12 +3,12 @@
 //! | way | when |
 //! | --- | --- |
 //! | shadow | the GPU has room for a copy of all of it ([`super::shadow`]) |
-//! | ahead | it has not: it is written while the program runs ([`super::ahead`]), and of what is new when it stands still there is a copy as far as there is room ([`super::partial`]) |
+//! | ahead | it has not: it is written while the program runs ([`super::pre_copy`]), and of what is new when it stands still there is a copy as far as there is room ([`super::partial`]) |
 //! | still | neither: the GPU does not hash, there is no room to copy through, or the program writes to nearly all of its memory |
 
 use rekindle_device::Result;
 
-use super::contents::Place;
+use super::contents::PartLocation;
 use super::hashed::{INPUT, taken_by, values_of};
 use crate::client::Client;
 
@@ -24,8 +24,8 @@ pub(super) const GLANCED_AT: usize = 8;
 pub(super) const ROUNDS: u32 = 2;
 
 /// What a copy takes, with its hashes behind it.
-pub(super) fn needed<'p>(places: impl Iterator<Item = &'p Place>, index: usize) -> (u64, u64) {
-    let bytes = places.filter(|place| place.device == index).map(taken_by).sum();
+pub(super) fn needed<'p>(places: impl Iterator<Item = &'p PartLocation>, index: usize) -> (u64, u64) {
+    let bytes = places.filter(|location| location.device == index).map(taken_by).sum();
     (bytes, values_of(bytes))
 }
 
@@ -36,7 +36,7 @@ pub(super) fn room(client: &mut Client, index: usize) -> Result<u64> {
 }
 
 /// Why there is no room for a copy of all of this; none if there is.
-pub(super) fn lack(client: &mut Client, places: &[Place]) -> Result<Option<String>> {
+pub(super) fn lack(client: &mut Client, places: &[PartLocation]) -> Result<Option<String>> {
     for index in 0..client.contexts.len() {
         let (bytes, values) = needed(places.iter(), index);
         if bytes == 0 {
@@ -61,12 +61,12 @@ pub(super) fn slot(client: &mut Client, index: usize) -> Result<Option<u64>> {
 
 /// What a look at some of what was written has found.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Looked {
+pub(super) struct ProbeResult {
     pub bytes: u64,
     pub changed: u64,
 }
 
-impl Looked {
+impl ProbeResult {
     /// Whether what is written now is new again when the program stands still.
     pub(super) fn is_hopeless(self) -> bool {
         self.changed * 8 > self.bytes * 7
@@ -85,11 +85,13 @@ mod tests {
 
     #[test]
     fn what_changes_all_the_time_is_given_up_and_what_changes_little_is_written_again() {
-        let looked = |changed| Looked { bytes: 64, changed };
-        assert!(looked(57).is_hopeless() && !looked(56).is_hopeless() && !Looked::default().is_hopeless());
+        let looked = |changed| ProbeResult { bytes: 64, changed };
+        assert!(
+            looked(57).is_hopeless() && !looked(56).is_hopeless() && !ProbeResult::default().is_hopeless()
+        );
         assert!(looked(16).is_worth_more(100, 20), "a quarter of it does not fit");
         assert!(!looked(16).is_worth_more(100, 25), "it fits");
         assert!(!looked(32).is_worth_more(100, 0), "as much would be new again");
-        assert!(!Looked::default().is_worth_more(100, 0), "nothing is new");
+        assert!(!ProbeResult::default().is_worth_more(100, 0), "nothing is new");
     }
 }

@@ -46,15 +46,15 @@ struct Shared {
     wake: Condvar,
 }
 
-pub(crate) struct Crew {
+pub(crate) struct ThreadPool {
     shared: Arc<Shared>,
     most: usize,
 }
 
-impl Crew {
+impl ThreadPool {
     /// `threads` work on a kernel that runs alone: its runner and the helpers.
-    pub fn new(threads: usize) -> Crew {
-        Crew { shared: Arc::default(), most: threads.saturating_sub(1) }
+    pub fn new(threads: usize) -> ThreadPool {
+        ThreadPool { shared: Arc::default(), most: threads.saturating_sub(1) }
     }
 
     /// Runs a grid of `blocks` blocks to its end or its first fault.
@@ -131,7 +131,7 @@ impl Shared {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         let threads = {
             let mut state = self.shared.state.lock();

@@ -13,7 +13,7 @@ pub(super) const MOST_HASHED: u64 = 64 << 10;
 
 /// Copies to the host whose end was not seen yet.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct HostCopies {
     host: Vec<Host>,
     staged: Vec<Staged>,
 }
@@ -41,7 +41,7 @@ pub(super) struct Mark(pub *mut u8);
 // SAFETY: points into the mapping of a journal, which is there as long as marks of it are.
 unsafe impl Send for Mark {}
 
-impl Told {
+impl HostCopies {
     pub(super) fn expect_host(&mut self, device: usize, event: Event, address: u64, bytes: u64, mark: Mark) {
         self.host.push(Host { device, event, address, bytes, mark });
     }

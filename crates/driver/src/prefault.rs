@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::areas::Before;
+use crate::areas::AreasBefore;
 
 /// What the kernel brings in with one call.
 const PIECE: u64 = 4 << 20;
@@ -28,12 +28,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 const NOWHERE: usize = 4096;
 
 /// Threads that bring in what comes, until this is dropped.
-pub struct Ahead {
-    work: Arc<Work>,
+pub struct Prefaulter {
+    work: Arc<PrefaultQueue>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Work {
+struct PrefaultQueue {
     done: AtomicBool,
     pieces: Mutex<Pieces>,
 }
@@ -53,11 +53,11 @@ struct Unfinished {
     bytes: u64,
 }
 
-impl Ahead {
+impl Prefaulter {
     /// Brings in what the processes map from now on, as far as `limit` bytes.
-    pub fn begin(before: &Before, limit: u64) -> Ahead {
+    pub fn begin(before: &AreasBefore, limit: u64) -> Prefaulter {
         let pieces = Mutex::new(Pieces { areas: Vec::new(), limit });
-        let work = Arc::new(Work { done: AtomicBool::new(false), pieces });
+        let work = Arc::new(PrefaultQueue { done: AtomicBool::new(false), pieces });
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
         let (watching, known) = (work.clone(), before.clone());
         let mut threads = vec![std::thread::spawn(move || watching.watch(known))];
@@ -66,11 +66,11 @@ impl Ahead {
             let work = work.clone();
             std::thread::spawn(move || work.bring())
         }));
-        Ahead { work, threads }
+        Prefaulter { work, threads }
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefaulter {
     fn drop(&mut self) {
         self.work.done.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -79,12 +79,12 @@ impl Drop for Ahead {
     }
 }
 
-impl Work {
+impl PrefaultQueue {
     fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }
 
-    fn watch(&self, mut known: Before) {
+    fn watch(&self, mut known: AreasBefore) {
         while !self.is_done() {
             let new = known.new_areas();
             if !new.is_empty() {
@@ -195,13 +195,13 @@ mod tests {
             return;
         }
         let pid = std::process::id() as i32;
-        let before = Before::of(&[pid]);
+        let before = AreasBefore::of(&[pid]);
         let memory = map(256 << 20);
         let bytes = memory.end - memory.start;
         let marked = memory.start + 7 * PAGE + 5;
         // SAFETY: it lies in the memory just mapped, which nothing else writes to.
         unsafe { (marked as *mut u8).write(42) };
-        let ahead = Ahead::begin(&before, bytes / 2);
+        let ahead = Prefaulter::begin(&before, bytes / 2);
         let until = Instant::now() + Duration::from_secs(120);
         // The stacks of its own threads count, too.
         while present(&memory) < bytes / PAGE / 4 && Instant::now() < until {

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rekindle_protocol::frame;
-use rekindle_protocol::mending::{Kept, LEDGER, Lapse, Ledger, Standing};
+use rekindle_protocol::mending::{LEDGER, Ledger, MendObstacle, MendStatus, RetainedItem};
 use serde::{Deserialize, Serialize};
 
-use super::place::{Apart, Place};
+use super::base_memory::{AddressPool, BaseMemory};
 use super::rows::{self, Row};
 use crate::client::Client;
 use crate::ondemand::journal::Journal;
@@ -22,7 +22,7 @@ const BASES: [&str; 2] = ["base-0", "base-1"];
 
 /// What is to be known of a base.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct About {
+pub(super) struct BaseDescription {
     pub device: usize,
     pub bytes: u64,
     pub on_host: bool,
@@ -32,25 +32,25 @@ pub(super) struct About {
 }
 
 /// Two of each, which take turns.
-pub(super) struct Keep {
+pub(super) struct MendState {
     pub ledger: Ledger,
     journals: [Journal; 2],
-    places: [Option<Place>; 2],
-    about: [Option<About>; 2],
-    apart: Option<Apart>,
+    places: [Option<BaseMemory>; 2],
+    about: [Option<BaseDescription>; 2],
+    apart: Option<AddressPool>,
     /// The epoch that counts, or counted last.
     epoch: u64,
     /// Who holds all this too.
     daemon: Option<UnixStream>,
 }
 
-impl Keep {
-    pub(super) fn new() -> std::io::Result<Keep> {
+impl MendState {
+    pub(super) fn new() -> std::io::Result<MendState> {
         let file = || successor::memory_file(&[]);
         let journal = || file().and_then(|file| Journal::new(file.into()));
         let ledger = Ledger::open(file()?)?;
-        ledger.lapse(Lapse::Beginning);
-        Ok(Keep {
+        ledger.lapse(MendObstacle::Beginning);
+        Ok(MendState {
             ledger,
             journals: [journal()?, journal()?],
             places: [None, None],
@@ -62,7 +62,7 @@ impl Keep {
     }
 
     /// What another worker has kept, with what was to be known of its bases.
-    pub(super) fn inherit(mut held: Vec<(Kept, OwnedFd)>) -> Result<(Keep, Inherited), String> {
+    pub(super) fn inherit(mut held: Vec<(RetainedItem, OwnedFd)>) -> Result<(MendState, Inherited), String> {
         let mut take = |name: &str| {
             let at = held.iter().position(|(kept, _)| kept.name == name);
             at.map(|at| held.swap_remove(at)).ok_or_else(|| format!("nothing was held that is named {name}"))
@@ -73,20 +73,21 @@ impl Keep {
         let [first, second] = journals.map(Journal::inherit);
         let journals = [first.map_err(opened)?, second.map_err(opened)?];
         let Some(epoch) = ledger.standing().epoch else {
-            let why = ledger.standing().why.unwrap_or(Lapse::Beginning).why();
+            let why = ledger.standing().why.unwrap_or(MendObstacle::Beginning).why();
             return Err(why.to_string());
         };
         let mut left = [None, None];
         for (slot, name) in BASES.into_iter().enumerate() {
             let Ok((kept, descriptor)) = take(name) else { continue };
-            let about: About = serde_json::from_str(&kept.about).map_err(|error| error.to_string())?;
+            let about: BaseDescription =
+                serde_json::from_str(&kept.about).map_err(|error| error.to_string())?;
             left[slot] = Some((about, descriptor));
         }
         let slot = (epoch % 2) as usize;
         if left[slot].is_none() {
             return Err(format!("nothing was held that is named {}", BASES[slot]));
         }
-        let keep = Keep {
+        let keep = MendState {
             ledger,
             journals,
             places: [None, None],
@@ -98,7 +99,7 @@ impl Keep {
         Ok((keep, Inherited { slot, left }))
     }
 
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> MendStatus {
         self.ledger.standing()
     }
 
@@ -152,7 +153,7 @@ impl Keep {
 
     fn tell(&self, name: &str, about: String, what: BorrowedFd<'_>) -> bool {
         let Some(daemon) = self.daemon.as_ref() else { return false };
-        let told = frame::send(daemon, &Kept { name: name.to_string(), about }, &[what]);
+        let told = frame::send(daemon, &RetainedItem { name: name.to_string(), about }, &[what]);
         if let Err(error) = &told {
             log::info!("nobody holds any more what a lost worker would be mended with: {error}");
         }
@@ -161,21 +162,21 @@ impl Keep {
 
     /// Makes room for the next base, with the rows that it is to have. Where there is room for one alone, the one that counts
     /// does no more.
-    pub(super) fn prepare(&mut self, client: &mut Client, index: usize) -> Result<Next, Lapse> {
+    pub(super) fn prepare(&mut self, client: &mut Client, index: usize) -> Result<Next, MendObstacle> {
         let unsaved = |code| {
             log::warn!(
                 "the GPU memory of a program cannot be copied so that a lost worker could be mended: {code}"
             );
-            Lapse::Unsaved
+            MendObstacle::Unsaved
         };
         client.bind(index).map_err(unsaved)?;
         let (rows, bytes) = rows::rows(client, index).map_err(unsaved)?;
         if self.apart.is_none() {
-            self.apart = Some(Apart::reserve(client, index).map_err(unsaved)?);
+            self.apart = Some(AddressPool::reserve(client, index).map_err(unsaved)?);
         }
-        let Some(apart) = self.apart.as_mut() else { return Err(Lapse::Unsaved) };
+        let Some(apart) = self.apart.as_mut() else { return Err(MendObstacle::Unsaved) };
         let slot = ((self.epoch + 1) % 2) as usize;
-        let fits = |place: &Place| place.bytes >= bytes && place.bytes / 2 <= bytes.max(4 << 20);
+        let fits = |place: &BaseMemory| place.bytes >= bytes && place.bytes / 2 <= bytes.max(4 << 20);
         if self.places[slot].as_ref().is_some_and(|place| !fits(place))
             && let Some(place) = self.places[slot].take()
         {
@@ -184,21 +185,22 @@ impl Keep {
         if self.places[slot].is_some() {
             return Ok(Next { slot, rows });
         }
-        match Place::new(client, index, apart, bytes) {
+        match BaseMemory::new(client, index, apart, bytes) {
             Ok(place) => self.places[slot] = Some(place),
             Err(code) => {
                 // The one that there is has to do, if it is large enough; what it holds counts no more.
                 let other = 1 - slot;
                 let found =
                     self.places[other].take().filter(|_| code == rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY);
-                let Some(place) = found else { return Err(Lapse::NoRoom) };
-                self.ledger.lapse(Lapse::Taking);
+                let Some(place) = found else { return Err(MendObstacle::NoRoom) };
+                self.ledger.lapse(MendObstacle::Taking);
                 self.about[other] = None;
                 if fits(&place) {
                     self.places[slot] = Some(place);
                 } else {
                     place.close(apart);
-                    let place = Place::new(client, index, apart, bytes).map_err(|_| Lapse::NoRoom)?;
+                    let place =
+                        BaseMemory::new(client, index, apart, bytes).map_err(|_| MendObstacle::NoRoom)?;
                     self.places[slot] = Some(place);
                 }
             }
@@ -215,37 +217,37 @@ impl Keep {
         image: PathBuf,
         (ticket, anew): (u64, bool),
         began: std::time::Instant,
-    ) -> Result<(), Lapse> {
+    ) -> Result<(), MendObstacle> {
         let Next { slot, rows } = next;
-        let Some(place) = &self.places[slot] else { return Err(Lapse::NoRoom) };
+        let Some(place) = &self.places[slot] else { return Err(MendObstacle::NoRoom) };
         let (address, bytes, on_host) = (place.address, place.bytes, place.is_on_host());
         let taken = client.bind(index).and_then(|()| rows::take(client, index, &rows, address));
         if let Err(code) = taken {
             log::warn!("the GPU memory of a program could not be copied: {code}");
             client.note_fault(index, code);
-            return Err(Lapse::Unsaved);
+            return Err(MendObstacle::Unsaved);
         }
         let [first, second] = &mut self.journals;
         let (journal, before) = if slot == 0 { (first, &*second) } else { (second, &*first) };
         if !journal.begin_behind((!anew).then_some(before), ticket) {
-            return Err(Lapse::NoRoom);
+            return Err(MendObstacle::NoRoom);
         }
         let journal_bytes = journal.bytes() as u64;
         let base_bytes = rows.iter().map(|(row, _)| row.bytes()).sum();
         let rows = rows.into_iter().map(|(row, _)| row).collect();
-        let about = About { device: index, bytes, on_host, rows, image };
+        let about = BaseDescription { device: index, bytes, on_host, rows, image };
         self.about[slot] = Some(about);
         if !self.tell_of_base(slot) {
             self.daemon = None;
         }
         self.epoch += 1;
-        let taken = Standing {
+        let taken = MendStatus {
             base_bytes,
             base_on_host: on_host,
             base_unix_ms: unix_ms(),
             base_us: began.elapsed().as_micros() as u64,
             journal_bytes,
-            ..Standing::default()
+            ..MendStatus::default()
         };
         self.ledger.begin(self.epoch, &taken);
         Ok(())
@@ -264,7 +266,7 @@ impl Keep {
         }
         if let Some(daemon) = &self.daemon {
             for name in BASES {
-                let forget = Kept { name: name.to_string(), about: String::new() };
+                let forget = RetainedItem { name: name.to_string(), about: String::new() };
                 // Whoever holds a descriptor of it holds its memory.
                 let _ = frame::send(daemon, &forget, &[]);
             }
@@ -278,10 +280,10 @@ impl Keep {
             let Some((about, descriptor)) = left else { continue };
             let opened = (|| {
                 if self.apart.is_none() {
-                    self.apart = Some(Apart::reserve(client, about.device)?);
+                    self.apart = Some(AddressPool::reserve(client, about.device)?);
                 }
                 let apart = self.apart.as_mut().ok_or(rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY)?;
-                Place::open(client, about.device, apart, (about.bytes, about.on_host), descriptor)
+                BaseMemory::open(client, about.device, apart, (about.bytes, about.on_host), descriptor)
             })();
             match opened {
                 Ok(place) => {
@@ -317,7 +319,7 @@ pub(super) struct Next {
 /// What of bases another worker has left.
 pub(super) struct Inherited {
     slot: usize,
-    left: [Option<(About, OwnedFd)>; 2],
+    left: [Option<(BaseDescription, OwnedFd)>; 2],
 }
 
 impl Inherited {

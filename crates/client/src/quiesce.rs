@@ -1,18 +1,18 @@
-//! The gate that every CUDA call which may reach the worker passes. A checkpoint closes it: threads about to enter wait
+//! The barrier that every CUDA call which may reach the worker passes. A checkpoint closes it: threads about to enter wait
 //! outside, calls that are inside finish.
 //!
-//! Each thread says in its own [`Seat`] that it is inside, then looks whether the gate is closed; the control thread
-//! closes the gate, then looks at every seat. Both put a full fence between: one of them sees the other.
+//! Each thread says in its own [`ThreadSlot`] that it is inside, then looks whether the barrier is closed; the control thread
+//! closes the barrier, then looks at every slot. Both put a full fence between: one of them sees the other.
 //!
-//! While the GPU half sleeps the gate is closed too, and the first thread that comes to it knocks at the daemon.
+//! While the GPU half sleeps the barrier is closed too, and the first thread that comes to it asks the daemon to wake it.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::Result;
-use crate::knock::Knocker;
-use crate::seat::{self, Seat};
 use crate::thread::{self, Thread};
+use crate::thread_slot::{self, ThreadSlot};
+use crate::wake_request::WakeRequester;
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 static ASLEEP: AtomicBool = AtomicBool::new(false);
@@ -22,20 +22,20 @@ static WAITING: Mutex<()> = Mutex::new(());
 static OPENED: Condvar = Condvar::new();
 
 /// A thread's stay inside. Calls that a call makes (through a function of the program's) stay inside with it.
-pub struct Inside {
+pub struct CallGuard {
     thread: &'static Thread,
-    seat: &'static Seat,
+    slot: &'static ThreadSlot,
 }
 
-pub fn enter() -> Result<Inside> {
+pub fn enter() -> Result<CallGuard> {
     let thread = thread::current();
-    let seat = thread.seat();
+    let slot = thread.slot();
     let depth = thread.depth.get();
     if depth == 0 {
-        come_in(seat);
+        come_in(slot);
     }
     thread.depth.set(depth + 1);
-    Ok(Inside { thread, seat })
+    Ok(CallGuard { thread, slot })
 }
 
 /// Whether the calling thread, which is inside, may step outside while it waits: no other call of its is under way.
@@ -43,37 +43,37 @@ pub fn may_step_outside() -> bool {
     thread::current().depth.get() == 1
 }
 
-/// Whether the gate is closed, or about to be.
+/// Whether the barrier is closed, or about to be.
 pub fn is_closed() -> bool {
     CLOSED.load(Ordering::Relaxed)
 }
 
-/// Lets whoever closes the gate do so, and comes in again when it is open.
+/// Lets whoever closes the barrier do so, and comes in again when it is open.
 pub fn step_outside() {
-    let seat = thread::current().seat();
-    seat.inside.store(false, Ordering::Release);
-    come_in(seat);
+    let slot = thread::current().slot();
+    slot.inside.store(false, Ordering::Release);
+    come_in(slot);
 }
 
-/// Waits while the gate is closed.
-fn come_in(seat: &Seat) {
+/// Waits while the barrier is closed.
+fn come_in(slot: &ThreadSlot) {
     loop {
-        seat.inside.store(true, Ordering::Relaxed);
+        slot.inside.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !CLOSED.load(Ordering::Relaxed) {
             return;
         }
-        seat.inside.store(false, Ordering::Release);
+        slot.inside.store(false, Ordering::Release);
         wait();
     }
 }
 
-impl Drop for Inside {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         let depth = self.thread.depth.get() - 1;
         self.thread.depth.set(depth);
         if depth == 0 {
-            self.seat.inside.store(false, Ordering::Release);
+            self.slot.inside.store(false, Ordering::Release);
         }
     }
 }
@@ -93,7 +93,7 @@ fn wait() {
 
 /// Knocks until the GPU half is awake.
 fn wake(mut held: MutexGuard<'static, ()>) -> MutexGuard<'static, ()> {
-    let mut knocker = Knocker::default();
+    let mut knocker = WakeRequester::default();
     while CLOSED.load(Ordering::Relaxed) && ASLEEP.load(Ordering::Relaxed) {
         drop(held);
         let pause = knocker.knock();
@@ -129,7 +129,7 @@ pub fn open() {
 
 /// How many threads are inside.
 pub fn inside() -> usize {
-    seat::all().iter().filter(|seat| seat.inside.load(Ordering::Acquire)).count()
+    thread_slot::all().iter().filter(|slot| slot.inside.load(Ordering::Acquire)).count()
 }
 
 #[cfg(test)]
@@ -146,7 +146,7 @@ mod tests {
         let step = || {
             while !STOP.load(Ordering::Relaxed) {
                 let _outer = enter().unwrap();
-                // A call within a call does not wait for the gate: it would never be let in.
+                // A call within a call does not wait for the barrier: it would never be let in.
                 let _inner = enter().unwrap();
                 STEPS.fetch_add(1, Ordering::Relaxed);
             }

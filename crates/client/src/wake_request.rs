@@ -1,5 +1,5 @@
-//! Waking the GPU half of this process, which sleeps: by knocking at the daemon's gate, again and again until it is
-//! awake. The gate of the calls opens when the new worker says so, not by an answer here.
+//! Waking the GPU half of this process, which sleeps: by asking at the daemon's admission socket, again and again until it is
+//! awake. The barrier of the calls opens when the new worker says so, not by an answer here.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -10,31 +10,31 @@ use rekindle_protocol::frame;
 use crate::report::report;
 use crate::session;
 
-/// Between two knocks, at first and at most.
+/// Between two requests, at first and at most.
 const FIRST: Duration = Duration::from_millis(100);
 const LAST: Duration = Duration::from_secs(5);
 /// How long the daemon may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Knocks, ever less often, and says once why nobody wakes.
-pub struct Knocker {
+pub struct WakeRequester {
     pause: Duration,
     said: Option<String>,
 }
 
-impl Default for Knocker {
-    fn default() -> Knocker {
-        Knocker { pause: FIRST, said: None }
+impl Default for WakeRequester {
+    fn default() -> WakeRequester {
+        WakeRequester { pause: FIRST, said: None }
     }
 }
 
-impl Knocker {
+impl WakeRequester {
     /// Knocks once; how long to wait before the next time.
     pub fn knock(&mut self) -> Duration {
         let problem = match ask() {
             Ok(Admission::Waking { problem }) => problem,
             Ok(Admission::Refused(why)) => Some(why),
-            // The process is known to be awake: the word that opens the gate is on its way.
+            // The process is known to be awake: the word that opens the barrier is on its way.
             Ok(Admission::Admitted) => None,
             Err(problem) => Some(problem),
         };

@@ -19,18 +19,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use rekindle_protocol::fault;
-use rekindle_protocol::worker::{Phase, Way};
+use rekindle_protocol::worker::{Phase, TransferPath};
 use rekindle_store::{ContentHash, PartKind, Staging};
 use serde_json::Value;
 
 use super::block::{Blocks, Gpu, Preparing};
-use super::contents::{self, Place};
+use super::contents::{self, PartLocation};
 use super::copy_out::{self, Span};
 use super::drain::{Drain, Shadow};
 use super::error::{Error, Result, device};
 use super::hashed::{Hashes, INPUT};
+use super::transfer_path::{self, ProbeResult};
 use super::waves::{Filled, Slot, Wave, fill, waves};
-use super::way::{self, Looked};
 use super::{LOOK, save_memory};
 use crate::client::{Client, Room};
 use crate::dispatch::{Activity, Dispatcher, Remote};
@@ -40,8 +40,8 @@ const STEPS: u64 = 8;
 
 /// What was done before the program stands still.
 #[derive(Default)]
-pub(crate) struct Ahead {
-    pub(super) way: Way,
+pub(crate) struct PreCopy {
+    pub(super) way: TransferPath,
     pub(super) why: String,
     /// Knows the chunks that were written.
     pub(super) staging: Option<Staging>,
@@ -51,16 +51,16 @@ pub(crate) struct Ahead {
 }
 
 /// Where it is found once it is done.
-type Outcome = Arc<Mutex<Ahead>>;
+type Outcome = Arc<Mutex<PreCopy>>;
 
-impl Ahead {
+impl PreCopy {
     /// For what copies through the same.
     pub(crate) fn take_blocks(&mut self) -> Option<Preparing> {
         self.blocks.take().map(Preparing::Ready)
     }
 
-    fn none(why: String) -> Ahead {
-        Ahead { why, ..Ahead::default() }
+    fn none(why: String) -> PreCopy {
+        PreCopy { why, ..PreCopy::default() }
     }
 
     /// What is known of the image in the making, if it is that one.
@@ -73,14 +73,14 @@ impl Ahead {
 }
 
 /// Writing that goes on.
-pub(crate) struct Begun {
+pub(crate) struct RunningPreCopy {
     pub(crate) drain: Arc<Drain>,
     outcome: Outcome,
 }
 
-impl Begun {
+impl RunningPreCopy {
     /// Once it has ended.
-    pub(crate) fn outcome(&self) -> Ahead {
+    pub(crate) fn outcome(&self) -> PreCopy {
         std::mem::take(&mut *self.outcome.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -90,24 +90,24 @@ pub(crate) fn begin(
     dispatcher: &mut Dispatcher,
     staging: &Path,
     remote: Remote,
-) -> Result<std::result::Result<Begun, Ahead>> {
+) -> Result<std::result::Result<RunningPreCopy, PreCopy>> {
     let began = Instant::now();
     let client = &mut dispatcher.client;
     client.shadow_gives_way();
     let places = save_memory::places(client);
-    let lack = way::lack(client, &places).map_err(device("tell its free memory"))?;
-    let Some(why) = lack else { return Ok(Err(Ahead::default())) };
+    let lack = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
+    let Some(why) = lack else { return Ok(Err(PreCopy::default())) };
     let gpus = save_memory::gpus(client);
-    let is_used = |index: usize| places.iter().any(|place| place.device == index);
+    let is_used = |index: usize| places.iter().any(|location| location.device == index);
     if gpus
         .iter()
         .enumerate()
         .any(|(index, gpu)| is_used(index) && gpu.as_ref().is_none_or(|gpu| gpu.hasher.is_none()))
     {
-        return Ok(Err(Ahead::none(format!("{why}, and does not hash what it has"))));
+        return Ok(Err(PreCopy::none(format!("{why}, and does not hash what it has"))));
     }
     if !matches!(dispatcher.activity, Activity::Running) || !dispatcher.client.data.is_settled() {
-        return Ok(Err(Ahead::none(format!(
+        return Ok(Err(PreCopy::none(format!(
             "{why}, and the program's memory is still being loaded, or shared"
         ))));
     }
@@ -126,7 +126,7 @@ pub(crate) fn begin(
                 for room in rooms {
                     let _ = Room::close(room, client);
                 }
-                return Ok(Err(Ahead::none(format!("{why}, and none to copy it through"))));
+                return Ok(Err(PreCopy::none(format!("{why}, and none to copy it through"))));
             }
         }
     }
@@ -141,12 +141,12 @@ pub(crate) fn begin(
         Ok(((Vec::new(), vec![phase]), None))
     });
     let shadow = client.shadow.insert(shadow.giving_way());
-    Ok(Ok(Begun { drain: shadow.drain(), outcome }))
+    Ok(Ok(RunningPreCopy { drain: shadow.drain(), outcome }))
 }
 
 /// None if there is no room for them.
 fn slots_on(client: &mut Client, index: usize) -> Option<(Room, [Slot; 2])> {
-    let bytes = way::slot(client, index).ok()??;
+    let bytes = transfer_path::slot(client, index).ok()??;
     let room = Room::new(client, index, 2 * Slot::room(bytes)).ok()?;
     let slot = |number| Slot { device: index, address: room.address + number * Slot::room(bytes), bytes };
     let slots = [slot(0), slot(1)];
@@ -154,7 +154,7 @@ fn slots_on(client: &mut Client, index: usize) -> Option<(Room, [Slot; 2])> {
 }
 
 /// A chunk that was written, and by which name.
-type Written = (Place, ContentHash);
+type Written = (PartLocation, ContentHash);
 
 struct Writer {
     remote: Remote,
@@ -172,13 +172,13 @@ struct Writer {
 impl Writer {
     fn run(
         mut self,
-        places: &[Place],
+        places: &[PartLocation],
         preparing: Preparing,
         mut why: String,
         began: Instant,
         stop: &AtomicBool,
-    ) -> Result<(Ahead, Phase)> {
-        let (mut way, mut rounds) = (Way::Ahead, 0);
+    ) -> Result<(PreCopy, Phase)> {
+        let (mut way, mut rounds) = (TransferPath::Ahead, 0);
         let written = preparing.wait().map_err(device("pin host memory to copy through"));
         let written = written.and_then(|blocks| {
             self.blocks = Some(blocks);
@@ -188,7 +188,7 @@ impl Writer {
         match written {
             Ok(true) => {}
             Ok(false) => {
-                way = Way::Still;
+                way = TransferPath::Still;
                 why += ", and the program writes to nearly all of its memory";
             }
             Err(Error::Cancelled) => why += ", which the program needed meanwhile",
@@ -207,13 +207,13 @@ impl Writer {
             ..Phase::default()
         };
         let Writer { staging, blocks, bytes, .. } = self;
-        Ok((Ahead { way, why, staging: Some(staging), bytes, blocks }, phase))
+        Ok((PreCopy { way, why, staging: Some(staging), bytes, blocks }, phase))
     }
 
     /// False if it was of no use.
-    fn rounds(&mut self, places: &[Place], rounds: &mut u32, stop: &AtomicBool) -> Result<bool> {
-        let all: u64 = places.iter().map(|place| place.bytes).sum();
-        while *rounds < way::ROUNDS {
+    fn rounds(&mut self, places: &[PartLocation], rounds: &mut u32, stop: &AtomicBool) -> Result<bool> {
+        let all: u64 = places.iter().map(|location| location.bytes).sum();
+        while *rounds < transfer_path::ROUNDS {
             *rounds += 1;
             self.written.clear();
             for number in 0..self.slots.len() {
@@ -222,10 +222,11 @@ impl Writer {
                 }
             }
             fault::point("gpu-ahead-round").map_err(|fault| Error::Refused(fault.to_string()))?;
-            let looked = self.look(way::LOOKED_AT, stop)?;
+            let looked = self.look(transfer_path::LOOKED_AT, stop)?;
             let indexes: Vec<usize> = self.slots.iter().map(|[slot, _]| slot.device).collect();
             let room = self.ask(stop, move |dispatcher| {
-                let room = |index: &usize| way::room(&mut dispatcher.client, *index).unwrap_or_default();
+                let room =
+                    |index: &usize| transfer_path::room(&mut dispatcher.client, *index).unwrap_or_default();
                 indexes.iter().map(room).sum::<u64>()
             })?;
             if looked.is_hopeless() {
@@ -239,11 +240,14 @@ impl Writer {
     }
 
     /// Writes all of a device once. False if most of it has changed before all was written.
-    fn round(&mut self, places: &[Place], number: usize, stop: &AtomicBool) -> Result<bool> {
+    fn round(&mut self, places: &[PartLocation], number: usize, stop: &AtomicBool) -> Result<bool> {
         let [slot, _] = self.slots[number];
         let mut waves = waves(places, slot).into_iter();
-        let all: u64 =
-            places.iter().filter(|place| place.device == slot.device).map(|place| place.bytes).sum();
+        let all: u64 = places
+            .iter()
+            .filter(|location| location.device == slot.device)
+            .map(|location| location.bytes)
+            .sum();
         let (mut turn, mut done, mut next_look) = (0, 0, all / STEPS);
         let mut begin = |writer: &Writer| {
             turn ^= 1;
@@ -261,7 +265,7 @@ impl Writer {
             fault::point("gpu-ahead-wave").map_err(|fault| Error::Refused(fault.to_string()))?;
             if looks {
                 next_look = done + all / STEPS;
-                if self.look(way::GLANCED_AT, stop)?.is_hopeless() {
+                if self.look(transfer_path::GLANCED_AT, stop)?.is_hopeless() {
                     return Ok(false);
                 }
                 next = begin(self);
@@ -307,13 +311,18 @@ impl Writer {
             return Ok(());
         }
         let hashes = self.hashes(filled)?;
-        let part = |place: &Place| self.staging.part(PartKind::GpuBuffer, "ahead", Value::Null, place.bytes);
+        let part = |location: &PartLocation| {
+            self.staging.part(PartKind::GpuBuffer, "ahead", Value::Null, location.bytes)
+        };
         let parts: Vec<_> = filled.copies().map(part).collect::<std::result::Result<_, _>>()?;
-        let spans =
-            filled.copies().zip(&parts).map(|(place, writer)| Span { place: *place, from: 0, writer });
+        let spans = filled.copies().zip(&parts).map(|(location, writer)| Span {
+            location: *location,
+            from: 0,
+            writer,
+        });
         let spans: Vec<_> = spans.collect();
         let blocks = self.blocks.take().map(Preparing::Ready);
-        let known = |place: &Place, piece| hashes.of(place, piece);
+        let known = |location: &PartLocation, piece| hashes.of(location, piece);
         let (copied, blocks) = copy_out::save(&self.gpus, blocks, &spans, Some(&known), stop)?;
         self.blocks = blocks;
         self.bytes += filled.bytes();
@@ -323,23 +332,24 @@ impl Writer {
     }
 
     /// How much has changed since of at most so many chunks of each device that were written in this round.
-    fn look(&mut self, most: usize, stop: &AtomicBool) -> Result<Looked> {
-        let mut looked = Looked::default();
+    fn look(&mut self, most: usize, stop: &AtomicBool) -> Result<ProbeResult> {
+        let mut looked = ProbeResult::default();
         for number in 0..self.slots.len() {
             let slot = self.slots[number][0];
             let written: Vec<_> =
-                self.written.iter().filter(|(place, _)| place.device == slot.device).copied().collect();
+                self.written.iter().filter(|(location, _)| location.device == slot.device).copied().collect();
             let step = written.len().div_ceil(most).max(1);
             let some: Vec<Written> = written.into_iter().step_by(step).collect();
             for some in some.chunks((slot.bytes / INPUT) as usize) {
-                let wave = Wave(some.iter().map(|(place, _)| *place).collect());
+                let wave = Wave(some.iter().map(|(location, _)| *location).collect());
                 let filled = self.wait(self.fill(wave, slot), stop)??;
                 let hashes = self.hashes(&filled)?;
                 let now: HashMap<u64, ContentHash> =
-                    filled.chunks(&hashes).map(|(place, hash)| (place.address, hash)).collect();
-                for (place, hash) in some {
-                    looked.bytes += place.bytes;
-                    looked.changed += if now.get(&place.address) == Some(hash) { 0 } else { place.bytes };
+                    filled.chunks(&hashes).map(|(location, hash)| (location.address, hash)).collect();
+                for (location, hash) in some {
+                    looked.bytes += location.bytes;
+                    looked.changed +=
+                        if now.get(&location.address) == Some(hash) { 0 } else { location.bytes };
                 }
             }
         }

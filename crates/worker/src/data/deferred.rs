@@ -13,20 +13,20 @@ use rekindle_ring::Record;
 use super::REFUSED;
 use crate::client::Client;
 use crate::dispatch::Admission;
-use crate::ondemand::{Aside, Named, Object, Order, Waiting, named_stream, order};
+use crate::ondemand::{DeferredQueue, NamedObjects, Object, Order, Waiting, named_stream, order};
 
 /// So many bytes of requests are put aside at most, and so many requests.
 const MOST_BYTES: usize = 16 << 20;
 const MOST: usize = 1 << 16;
 
 /// Loads that a request waits for.
-pub(super) struct Waits {
+pub(super) struct LoadDependencies {
     pub loads: Vec<usize>,
     /// It names what they load, and so cannot be done without any of it.
     pub named: bool,
 }
 
-struct Kept {
+struct DeferredRequest {
     /// The loads that it names.
     names: Vec<usize>,
     ring: usize,
@@ -35,22 +35,22 @@ struct Kept {
     trailer: Vec<u8>,
 }
 
-impl Kept {
+impl DeferredRequest {
     fn bytes(&self) -> usize {
         self.body.len() + self.trailer.len()
     }
 }
 
 #[derive(Default)]
-pub(super) struct Later {
-    aside: Aside,
+pub(super) struct DeferredRequests {
+    aside: DeferredQueue,
     /// By the numbers that it has there.
-    kept: HashMap<usize, Kept>,
+    kept: HashMap<usize, DeferredRequest>,
     next: usize,
     bytes: usize,
 }
 
-impl Later {
+impl DeferredRequests {
     pub(super) fn is_empty(&self) -> bool {
         self.aside.is_empty()
     }
@@ -60,7 +60,7 @@ impl Later {
         client: &mut Client,
         ring: usize,
         record: &Record<'_>,
-        waits: Option<Waits>,
+        waits: Option<LoadDependencies>,
     ) -> Admission {
         let later = &client.data.later;
         // What is captured is in the order in which it comes.
@@ -77,9 +77,10 @@ impl Later {
         };
         let Record { opcode, ticket, body, trailer, .. } = *record;
         let later = &mut client.data.later;
-        let Waits { loads: parts, named } = waits.unwrap_or(Waits { loads: Vec::new(), named: false });
+        let LoadDependencies { loads: parts, named } =
+            waits.unwrap_or(LoadDependencies { loads: Vec::new(), named: false });
         let names = if named { parts.clone() } else { Vec::new() };
-        let kept = Kept { names, ring, opcode, body: body.to_vec(), trailer: trailer.to_vec() };
+        let kept = DeferredRequest { names, ring, opcode, body: body.to_vec(), trailer: trailer.to_vec() };
         let at = later.next;
         later.next += 1;
         later.bytes += kept.bytes();
@@ -89,7 +90,7 @@ impl Later {
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Later::default();
+        *self = DeferredRequests::default();
     }
 }
 
@@ -101,7 +102,7 @@ fn order_of(client: &Client, ring: usize, record: &Record<'_>) -> Option<Order> 
         Some(Order { stream, ..Order::default() })
     };
     let event = |event| {
-        let named = Some(Named { object: Object::Event(event), changes: false });
+        let named = Some(NamedObjects { object: Object::Event(event), changes: false });
         Some(Order { named, ..Order::default() })
     };
     match record.opcode {
@@ -173,8 +174,8 @@ pub(crate) fn catch_up(client: &mut Client) {
     }
 }
 
-fn perform(client: &mut Client, kept: &Kept) {
-    let Kept { names, ring, opcode, body, trailer } = kept;
+fn perform(client: &mut Client, kept: &DeferredRequest) {
+    let DeferredRequest { names, ring, opcode, body, trailer } = kept;
     let what = name(*opcode).unwrap_or("a request");
     // What has come is no load any more.
     if client.data.loads.iter().any(|load| names.contains(&load.part())) {

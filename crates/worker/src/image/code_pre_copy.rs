@@ -13,17 +13,17 @@ use crate::code::LoadedCode;
 
 /// What is in the image already. Where a code's bytes lie tells it from all others for as long as it is held.
 #[derive(Default)]
-pub(crate) struct CodeAhead {
+pub(crate) struct CodePreCopy {
     staging: PathBuf,
     names: HashMap<(usize, usize), (Code, String)>,
     parts: HashMap<String, Part>,
 }
 
-impl CodeAhead {
+impl CodePreCopy {
     /// Writes this code to the image in the making at `staging`.
-    pub(crate) fn write(staging: PathBuf, codes: &[LoadedCode]) -> Result<CodeAhead> {
+    pub(crate) fn write(staging: PathBuf, codes: &[LoadedCode]) -> Result<CodePreCopy> {
         let draft = Staging::open(&staging)?;
-        let mut ahead = CodeAhead { staging, ..CodeAhead::default() };
+        let mut ahead = CodePreCopy { staging, ..CodePreCopy::default() };
         for loaded in codes {
             match loaded {
                 LoadedCode::Mapped(mapped) => {
@@ -39,7 +39,7 @@ impl CodeAhead {
     }
 
     /// If it is in that image.
-    pub(super) fn into(self, staging: &Staging) -> Option<CodeAhead> {
+    pub(super) fn into(self, staging: &Staging) -> Option<CodePreCopy> {
         (self.staging == staging.path()).then_some(self)
     }
 
@@ -72,13 +72,13 @@ mod tests {
 
     #[test]
     fn an_image_has_the_code_of_both_times_once_and_none_that_was_unloaded_between() {
-        let place = tempfile::tempdir().unwrap();
-        let draft = Store::open(place.path()).unwrap().begin("image").unwrap();
+        let location = tempfile::tempdir().unwrap();
+        let draft = Store::open(location.path()).unwrap().begin("image").unwrap();
         let code = |byte: u8| Code::new(vec![byte; 100]);
         let (stays, goes, later) = (code(1), code(2), code(3));
         let before = [stays.clone(), goes, stays.clone()].map(LoadedCode::Owned);
         let staging = Staging::open(draft.path()).unwrap();
-        let mut ahead = CodeAhead::write(draft.path().into(), &before).unwrap().into(&staging).unwrap();
+        let mut ahead = CodePreCopy::write(draft.path().into(), &before).unwrap().into(&staging).unwrap();
         assert_eq!(ahead.parts.len(), 2);
         let names = [&stays, &later, &code(1)].map(|code| ahead.name(&staging, code).unwrap());
         assert_eq!(names[0], names[2], "the same bytes elsewhere");
@@ -89,8 +89,8 @@ mod tests {
         let image = draft.commit().unwrap();
         let read = |name: &str| super::super::code_parts::read(&image, name).unwrap().bytes().to_vec();
         assert_eq!((read(&names[0]), read(&names[1])), (vec![1; 100], vec![3; 100]));
-        let other = Store::open(place.path()).unwrap().begin("other").unwrap();
-        let ahead = CodeAhead::write(other.path().into(), &before).unwrap();
+        let other = Store::open(location.path()).unwrap().begin("other").unwrap();
+        let ahead = CodePreCopy::write(other.path().into(), &before).unwrap();
         assert!(ahead.into(&staging).is_none(), "it is in another image");
     }
 }

@@ -9,49 +9,49 @@ use crate::{capture, context_state};
 use super::user_object::Resource;
 
 /// What a node uses: a function, staging of a copy.
-pub type Kept = Arc<dyn Any + Send + Sync>;
+pub type NodeResource = Arc<dyn Any + Send + Sync>;
 
 /// Nodes are changed so often before the GPU is waited for, to let go of what they used before.
 const MOST_REPLACED: usize = 64;
 
 /// What is let go of when nothing is captured any more, and on which device.
-static LATER: Mutex<Vec<(u8, Kept)>> = Mutex::new(Vec::new());
+static LATER: Mutex<Vec<(u8, NodeResource)>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Default)]
-pub struct Held {
+pub struct GraphResources {
     /// User objects, by handle, and how many references.
     pub objects: Vec<(Handle, Arc<Resource>, u32)>,
     /// By the number of the node; none for those of graphs in nodes.
-    kept: Vec<(Option<u32>, Kept)>,
+    kept: Vec<(Option<u32>, NodeResource)>,
     /// Work under way may use it.
-    replaced: Vec<Kept>,
+    replaced: Vec<NodeResource>,
 }
 
-impl Held {
-    pub fn extend(&mut self, other: Held) {
+impl GraphResources {
+    pub fn extend(&mut self, other: GraphResources) {
         self.objects.extend(other.objects);
         self.kept.extend(other.kept.into_iter().map(|(_, kept)| (None, kept)));
     }
 
-    /// As [`Held::extend`], for nodes that are of the same graph.
-    pub fn join(&mut self, other: Held) {
+    /// As [`GraphResources::extend`], for nodes that are of the same graph.
+    pub fn join(&mut self, other: GraphResources) {
         self.objects.extend(other.objects);
         self.kept.extend(other.kept);
     }
 
     /// What a node uses from now on. The answer is to be let go of when the device's work is done.
-    pub fn keep(&mut self, node: u32, kept: Option<Kept>) -> Held {
+    pub fn keep(&mut self, node: u32, kept: Option<NodeResource>) -> GraphResources {
         let replaced = self.kept.extract_if(.., |(of, _)| *of == Some(node));
         self.replaced.extend(replaced.map(|(_, kept)| kept));
         self.kept.extend(kept.map(|kept| (Some(node), kept)));
         if self.replaced.len() < MOST_REPLACED {
-            return Held::default();
+            return GraphResources::default();
         }
-        Held { replaced: std::mem::take(&mut self.replaced), ..Held::default() }
+        GraphResources { replaced: std::mem::take(&mut self.replaced), ..GraphResources::default() }
     }
 
     /// What a captured node uses, whose number is not known yet.
-    pub fn keep_captured(&mut self, kept: Option<Kept>) {
+    pub fn keep_captured(&mut self, kept: Option<NodeResource>) {
         self.kept.extend(kept.map(|kept| (None, kept)));
     }
 
@@ -71,7 +71,7 @@ impl Held {
             later.extend(self.replaced.drain(..).map(|kept| (device, kept)));
             return;
         }
-        let earlier: Vec<Kept> =
+        let earlier: Vec<NodeResource> =
             later.extract_if(.., |(of, _)| *of == device).map(|(_, kept)| kept).collect();
         drop(later);
         // A device that has failed uses nothing any more.

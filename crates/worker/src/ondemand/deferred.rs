@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::order::{Name, Named, Object, Order, Stream};
+use super::order::{Name, NamedObjects, Object, Order, Stream};
 
 pub(crate) struct Waiting {
     pub ticket: u64,
@@ -14,20 +14,20 @@ pub(crate) struct Waiting {
     pub at: usize,
     /// The parts of memory that it names.
     pub parts: Vec<usize>,
-    pub named: Option<Named>,
+    pub named: Option<NamedObjects>,
     /// Its memory was asked for.
     pub hurried: bool,
 }
 
 #[derive(Default)]
-pub(crate) struct Aside {
+pub(crate) struct DeferredQueue {
     queues: Vec<(Stream, VecDeque<Waiting>)>,
     /// For what those that wait name: their numbers, and whether they change it.
     named: HashMap<Object, VecDeque<(u64, bool)>>,
     count: usize,
 }
 
-impl Aside {
+impl DeferredQueue {
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -46,7 +46,7 @@ impl Aside {
     }
 
     pub(crate) fn push(&mut self, stream: Stream, waiting: Waiting) {
-        if let Some(Named { object, changes }) = waiting.named {
+        if let Some(NamedObjects { object, changes }) = waiting.named {
             self.named.entry(object).or_default().push_back((waiting.ticket, changes));
         }
         self.count += 1;
@@ -88,7 +88,7 @@ impl Aside {
         }
         let waiting = self.queues[ready?].1.pop_front()?;
         self.count -= 1;
-        if let Some(Named { object, .. }) = waiting.named
+        if let Some(NamedObjects { object, .. }) = waiting.named
             && let Some(queue) = self.named.get_mut(&object)
         {
             queue.retain(|(ticket, _)| *ticket != waiting.ticket);
@@ -115,7 +115,7 @@ impl Aside {
         }
     }
 
-    fn named_before(&self, named: &Named, ticket: u64) -> bool {
+    fn named_before(&self, named: &NamedObjects, ticket: u64) -> bool {
         let waiting = self.named.get(&named.object).into_iter().flatten();
         waiting.take_while(|(other, _)| *other < ticket).any(|(_, changes)| *changes || named.changes)
     }
@@ -131,13 +131,13 @@ mod tests {
         Stream { name: Name::Numbered(id), device: 0, blocking }
     }
 
-    fn event(id: u32, changes: bool) -> Option<Named> {
-        Some(Named { object: Object::Event(id), changes })
+    fn event(id: u32, changes: bool) -> Option<NamedObjects> {
+        Some(NamedObjects { object: Object::Event(id), changes })
     }
 
     /// Adds requests; each is in the journal at its number.
-    fn aside(requests: &[(Stream, &[usize], Option<Named>)]) -> Aside {
-        let mut aside = Aside::default();
+    fn aside(requests: &[(Stream, &[usize], Option<NamedObjects>)]) -> DeferredQueue {
+        let mut aside = DeferredQueue::default();
         for (ticket, (stream, parts, named)) in requests.iter().enumerate() {
             let waiting = Waiting {
                 ticket: ticket as u64,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     /// What can be done when these parts are there.
-    fn run(aside: &mut Aside, there: &[usize]) -> Vec<usize> {
+    fn run(aside: &mut DeferredQueue, there: &[usize]) -> Vec<usize> {
         std::iter::from_fn(|| aside.next(|part| there.contains(&part), |_| ())).collect()
     }
 

@@ -10,16 +10,16 @@ use super::disk::{Disk, Reader};
 use super::error::Result;
 use super::source::{Brought, Cold, Extent, Sources, Unproved};
 
-pub(super) struct Turns<'t, 'b, 'i> {
+pub(super) struct LoadPipeline<'t, 'b, 'i> {
     /// First, so that it is dropped first: it waits for reads into the blocks.
     reader: Reader<'t>,
     blocks: &'t mut [Block<'b>],
-    under_way: Vec<Option<UnderWay<'t, 'i>>>,
+    under_way: Vec<Option<InFlight<'t, 'i>>>,
     sources: &'t Sources<'i>,
     turn: usize,
 }
 
-struct UnderWay<'t, 'i> {
+struct InFlight<'t, 'i> {
     /// The part's.
     number: usize,
     gpu: &'t Gpu,
@@ -31,14 +31,14 @@ enum Step<'i> {
     Copies(Option<Unproved<'i>>),
 }
 
-impl<'t, 'b, 'i> Turns<'t, 'b, 'i> {
+impl<'t, 'b, 'i> LoadPipeline<'t, 'b, 'i> {
     pub(super) fn new(
         blocks: &'t mut [Block<'b>],
         sources: &'t Sources<'i>,
         disk: &'t Disk,
-    ) -> Turns<'t, 'b, 'i> {
+    ) -> LoadPipeline<'t, 'b, 'i> {
         let under_way = blocks.iter().map(|_| None).collect();
-        Turns { reader: Reader::new(disk), blocks, under_way, sources, turn: 0 }
+        LoadPipeline { reader: Reader::new(disk), blocks, under_way, sources, turn: 0 }
     }
 
     /// Begins to bring an extent of the part of this number, through the block whose turn it is. Returns the number of
@@ -59,7 +59,7 @@ impl<'t, 'b, 'i> Turns<'t, 'b, 'i> {
                 Step::Reads(cold)
             }
         };
-        self.under_way[turn] = Some(UnderWay { number, gpu, step });
+        self.under_way[turn] = Some(InFlight { number, gpu, step });
         Ok(arrived)
     }
 
@@ -83,11 +83,11 @@ impl<'t, 'b, 'i> Turns<'t, 'b, 'i> {
     /// Has what is read through this block be copied.
     fn land(&mut self, turn: usize) -> Result<()> {
         match self.under_way[turn].take() {
-            Some(UnderWay { number, gpu, step: Step::Reads(cold) }) => {
+            Some(InFlight { number, gpu, step: Step::Reads(cold) }) => {
                 let landed = self.reader.land(turn);
                 let unproved =
                     self.sources.pass_on(gpu, cold, landed, &mut self.blocks[turn], &self.reader)?;
-                self.under_way[turn] = Some(UnderWay { number, gpu, step: Step::Copies(unproved) });
+                self.under_way[turn] = Some(InFlight { number, gpu, step: Step::Copies(unproved) });
             }
             other => self.under_way[turn] = other,
         }
