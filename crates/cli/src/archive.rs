@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::Request;
 use serde_json::Value;
 
@@ -16,15 +16,15 @@ use crate::error::{Error, Result};
 pub const STANDARD: &str = "-";
 
 /// Writes an image to a file, which is there once it is whole.
-pub fn export(places: &Places, image: String, file: &Path) -> Result<Value> {
+pub fn export(paths: &Paths, image: String, file: &Path) -> Result<Value> {
     let request = Request::Export { image };
     if file == Path::new(STANDARD) {
-        return ask_passing(places, &request, &[io::stdout().as_fd()], |_| Ok(()));
+        return ask_passing(paths, &request, &[io::stdout().as_fd()], |_| Ok(()));
     }
     let failed = |action| move |source| Error::File { action, path: file.to_path_buf(), source };
     let partial = partial(file);
     let made = File::options().write(true).create_new(true).open(&partial).map_err(failed("write"))?;
-    let asked = ask_passing(places, &request, &[made.as_fd()], |_| Ok(()));
+    let asked = ask_passing(paths, &request, &[made.as_fd()], |_| Ok(()));
     let named = asked.and_then(|answer| {
         fs::rename(&partial, file).map_err(failed("name"))?;
         Ok(answer)
@@ -36,7 +36,7 @@ pub fn export(places: &Places, image: String, file: &Path) -> Result<Value> {
 }
 
 /// Takes an image in from a file.
-pub fn import(places: &Places, file: &Path, name: Option<String>) -> Result<Value> {
+pub fn import(paths: &Paths, file: &Path, name: Option<String>) -> Result<Value> {
     let from: OwnedFd = match file == Path::new(STANDARD) {
         true => io::stdin()
             .as_fd()
@@ -46,7 +46,7 @@ pub fn import(places: &Places, file: &Path, name: Option<String>) -> Result<Valu
             .map_err(|source| Error::File { action: "open", path: file.to_path_buf(), source })?
             .into(),
     };
-    ask_passing(places, &Request::Import { name }, &[from.as_fd()], |_| Ok(()))
+    ask_passing(paths, &Request::Import { name }, &[from.as_fd()], |_| Ok(()))
 }
 
 /// Beside the file, so that it can take its name.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{SigSet, Signal};
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{Cancel, Request};
 use rekindle_protocol::frame;
 use serde_json::Value;
@@ -23,7 +23,7 @@ pub struct Answer {
 }
 
 /// Asks for what can be cancelled. To be called before any thread is started.
-pub fn ask(places: &Places, request: &Request) -> Result<Answer> {
+pub fn ask(paths: &Paths, request: &Request) -> Result<Answer> {
     let signals: SigSet = CANCEL.into_iter().collect();
     signals.thread_block().map_err(|errno| Error::system("hold signals back", errno))?;
     let cancelled = Arc::new(AtomicBool::new(false));
@@ -33,7 +33,7 @@ pub fn ask(places: &Places, request: &Request) -> Result<Answer> {
         std::thread::spawn(move || cancel_by(signals, &stream, &cancelled));
         Ok(())
     };
-    let value = ask_hearing(places, request, |_| {}, listen)?;
+    let value = ask_hearing(paths, request, |_| {}, listen)?;
     Ok(Answer { value, too_late: cancelled.load(Ordering::SeqCst) })
 }
 

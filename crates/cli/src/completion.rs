@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::CommandFactory;
 use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::{CompleteEnv, Shells};
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{Call, Event, Request, Sandbox};
 use rekindle_protocol::frame::{self, Limits};
 use serde_json::Value;
@@ -124,13 +124,13 @@ fn ask(request: Request) -> Option<Value> {
     let words: Vec<_> = std::env::args_os().collect();
     let given =
         |option, variable| named(&words, option).or_else(|| std::env::var_os(variable).map(Into::into));
-    let places = Places::new(
+    let paths = Paths::new(
         settings.place(given("--socket", rekindle_daemon::SOCKET_VARIABLE), rekindle_daemon::SOCKET_VARIABLE),
         settings.place(given("--state", rekindle_daemon::STATE_VARIABLE), rekindle_daemon::STATE_VARIABLE),
         settings.place(given("--run-dir", rekindle_daemon::RUNS_VARIABLE), rekindle_daemon::RUNS_VARIABLE),
     )
     .ok()?;
-    let stream = UnixStream::connect(&places.socket).ok()?;
+    let stream = UnixStream::connect(&paths.socket).ok()?;
     frame::send(&stream, &Call { wanted_state: None, wanted_runs: None, request }, &[]).ok()?;
     let limits = Limits { descriptors: 0, time: Some(PATIENCE), ..Limits::default() };
     loop {

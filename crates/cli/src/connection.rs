@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Call, Event, Happened, LogLine, Request};
+use rekindle_daemon::Paths;
+use rekindle_protocol::daemon::{Call, Event, EventNotice, LogLine, Request};
 use rekindle_protocol::frame::{self, FrameError};
 use serde_json::Value;
 
@@ -22,34 +22,34 @@ const OTHER_LIMIT: Duration = Duration::from_secs(10);
 const TRIES: u32 = 5;
 
 /// Sends a request and follows it to its end: progress goes to the terminal, output to `output`.
-pub fn ask(places: &Places, request: &Request, output: impl FnMut(&[u8])) -> Result<Value> {
-    converse(places, request, &[], output, |_| {}, |_| Ok(()))
+pub fn ask(paths: &Paths, request: &Request, output: impl FnMut(&[u8])) -> Result<Value> {
+    converse(paths, request, &[], output, |_| {}, |_| Ok(()))
 }
 
 /// As [`ask`], for a log as lines.
 pub fn ask_lines(
-    places: &Places,
+    paths: &Paths,
     request: &Request,
     output: impl FnMut(&[u8]),
     lines: impl FnMut(Vec<LogLine>),
 ) -> Result<Value> {
-    converse(places, request, &[], output, lines, |_| Ok(()))
+    converse(paths, request, &[], output, lines, |_| Ok(()))
 }
 
 /// As [`ask`]; `connected` gets the connection once it is asked.
 pub fn ask_hearing(
-    places: &Places,
+    paths: &Paths,
     request: &Request,
     output: impl FnMut(&[u8]),
     connected: impl Fn(&UnixStream) -> Result<()>,
 ) -> Result<Value> {
-    converse(places, request, &[], output, |_| {}, connected)
+    converse(paths, request, &[], output, |_| {}, connected)
 }
 
 /// Has what happens be told, until the daemon ends.
-pub fn listen(places: &Places, mut told: impl FnMut(Happened)) -> Result<Value> {
+pub fn listen(paths: &Paths, mut told: impl FnMut(EventNotice)) -> Result<Value> {
     exchange(
-        places,
+        paths,
         &Request::Events,
         &[],
         |_| Ok(()),
@@ -62,22 +62,22 @@ pub fn listen(places: &Places, mut told: impl FnMut(Happened)) -> Result<Value> 
 }
 
 /// As [`simply_ask`], with a descriptor that goes along.
-pub fn ask_with(places: &Places, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> Result<Value> {
-    converse(places, request, descriptor.as_slice(), |_| {}, |_| {}, |_| Ok(()))
+pub fn ask_with(paths: &Paths, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> Result<Value> {
+    converse(paths, request, descriptor.as_slice(), |_| {}, |_| {}, |_| Ok(()))
 }
 
 /// As [`simply_ask`], with descriptors that go along; `connected` gets the connection once it is asked.
 pub fn ask_passing(
-    places: &Places,
+    paths: &Paths,
     request: &Request,
     descriptors: &[BorrowedFd<'_>],
     connected: impl Fn(&UnixStream) -> Result<()>,
 ) -> Result<Value> {
-    converse(places, request, descriptors, |_| {}, |_| {}, connected)
+    converse(paths, request, descriptors, |_| {}, |_| {}, connected)
 }
 
 fn converse(
-    places: &Places,
+    paths: &Paths,
     request: &Request,
     descriptors: &[BorrowedFd<'_>],
     mut output: impl FnMut(&[u8]),
@@ -89,7 +89,7 @@ fn converse(
     loop {
         tries -= 1;
         let mut heard = false;
-        let answer = exchange(places, request, descriptors, &connected, |event| {
+        let answer = exchange(paths, request, descriptors, &connected, |event| {
             heard = true;
             match event {
                 Event::Progress { phase, done, total } => progress.show(&phase, done, total),
@@ -108,16 +108,16 @@ fn converse(
 }
 
 fn exchange(
-    places: &Places,
+    paths: &Paths,
     request: &Request,
     descriptors: &[BorrowedFd<'_>],
     connected: impl Fn(&UnixStream) -> Result<()>,
     mut hear: impl FnMut(Event),
 ) -> Result<Value> {
-    let stream = connect(places)?;
+    let stream = connect(paths)?;
     let call = Call {
-        wanted_state: places.given.0.then(|| places.state.clone()),
-        wanted_runs: places.given.1.then(|| places.runs.clone()),
+        wanted_state: paths.given.0.then(|| paths.state.clone()),
+        wanted_runs: paths.given.1.then(|| paths.runs.clone()),
         request: request.clone(),
     };
     frame::send(&stream, &call, descriptors)?;
@@ -148,20 +148,20 @@ fn changes_nothing(request: &Request) -> bool {
 }
 
 /// As [`ask`], for requests that print nothing.
-pub fn simply_ask(places: &Places, request: &Request) -> Result<Value> {
-    ask(places, request, |_| {})
+pub fn simply_ask(paths: &Paths, request: &Request) -> Result<Value> {
+    ask(paths, request, |_| {})
 }
 
-fn connect(places: &Places) -> Result<UnixStream> {
+fn connect(paths: &Paths) -> Result<UnixStream> {
     let began = Instant::now();
     loop {
-        let unreachable = match UnixStream::connect(&places.socket) {
+        let unreachable = match UnixStream::connect(&paths.socket) {
             Ok(stream) => return Ok(stream),
             Err(error) => error.to_string(),
         };
-        let failure = start(places)?;
+        let failure = start(paths)?;
         if failure.is_empty() {
-            return UnixStream::connect(&places.socket).map_err(|_| Error::NoDaemon(unreachable));
+            return UnixStream::connect(&paths.socket).map_err(|_| Error::NoDaemon(unreachable));
         }
         // One that another command has just started may be in the way of ours, or one that is about to end.
         if !failure.contains("another daemon") || began.elapsed() > OTHER_LIMIT {
@@ -173,16 +173,16 @@ fn connect(places: &Places) -> Result<UnixStream> {
 
 /// Starts a daemon and waits until it listens. Returns what it has to say if it doesn't: it closes its standard error
 /// when it is ready.
-fn start(places: &Places) -> Result<String> {
+fn start(paths: &Paths) -> Result<String> {
     let program = beside("rekindled")?;
     let mut child = Command::new(&program)
         .arg("--background")
         .arg("--socket")
-        .arg(&places.socket)
+        .arg(&paths.socket)
         .arg("--state")
-        .arg(&places.state)
+        .arg(&paths.state)
         .arg("--run-dir")
-        .arg(&places.runs)
+        .arg(&paths.runs)
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())

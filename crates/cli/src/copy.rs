@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::Request;
 use rekindle_sandbox::{pack, unpack};
 use serde_json::Value;
@@ -33,13 +33,13 @@ impl End {
 }
 
 /// Copies; one end is here, the other in a sandbox.
-pub fn perform(places: &Places, from: End, to: End) -> Result<Value> {
+pub fn perform(paths: &Paths, from: End, to: End) -> Result<Value> {
     let (reader, mut writer) = io::pipe().map_err(|source| Error::system("make a pipe", source))?;
     let failed = |source| Error::system("copy", source);
     match (from, to) {
         (End::Sandbox { name, path }, End::Here(place)) => std::thread::scope(|scope| {
             let unpacked = scope.spawn(move || unpack(reader, Path::new(&place)));
-            let answer = ask_passing(places, &Request::CopyOut { name, path }, &[writer.as_fd()], |_| Ok(()));
+            let answer = ask_passing(paths, &Request::CopyOut { name, path }, &[writer.as_fd()], |_| Ok(()));
             drop(writer);
             let unpacked = unpacked.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
             // What was not sent whole is not there whole: the sender knows why, unless nobody read it.
@@ -52,7 +52,7 @@ pub fn perform(places: &Places, from: End, to: End) -> Result<Value> {
         }),
         (End::Here(place), End::Sandbox { name, path }) => std::thread::scope(|scope| {
             let packed = scope.spawn(move || pack(Path::new(&place), &mut writer));
-            let answer = ask_passing(places, &Request::CopyIn { name, path }, &[reader.as_fd()], |_| Ok(()));
+            let answer = ask_passing(paths, &Request::CopyIn { name, path }, &[reader.as_fd()], |_| Ok(()));
             drop(reader);
             let packed = packed.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
             match (answer, packed) {

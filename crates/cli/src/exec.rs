@@ -7,11 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{PassOn, Request};
 use rekindle_protocol::frame;
 use serde_json::Value;
 
+use crate::arguments::ExecArguments;
 use crate::connection::ask_passing;
 use crate::error::{Error, Result};
 use crate::foreground;
@@ -19,17 +20,10 @@ use crate::foreground;
 /// What the command is told of our terminal.
 const TERMINAL_VARIABLE: &str = "TERM";
 
-pub struct Wish {
-    pub name: String,
-    pub environment: Vec<(String, String)>,
-    pub directory: Option<String>,
-    pub command: Vec<String>,
-}
-
 /// Runs it to its end. With `apart`, what it prints goes to standard error, for standard output belongs to a document.
-pub fn perform(places: &Places, wish: Wish, apart: bool) -> Result<(Value, ExitCode)> {
+pub fn perform(paths: &Paths, arguments: ExecArguments, apart: bool) -> Result<(Value, ExitCode)> {
     foreground::hold_signals()?;
-    let Wish { name, mut environment, directory, command } = wish;
+    let ExecArguments { name, mut environment, directory, command } = arguments;
     let known = environment.iter().any(|(name, _)| name == TERMINAL_VARIABLE);
     if io::stdin().is_terminal()
         && !known
@@ -44,7 +38,7 @@ pub fn perform(places: &Places, wish: Wish, apart: bool) -> Result<(Value, ExitC
     ];
     let passed: Vec<_> = stdio.iter().map(AsFd::as_fd).collect();
     let request = Request::Exec { name, command, environment, directory };
-    let answer = ask_passing(places, &request, &passed, |stream| {
+    let answer = ask_passing(paths, &request, &passed, |stream| {
         let stream = stream.try_clone().map_err(|source| Error::system("keep the connection", source))?;
         std::thread::spawn(move || pass_on(&stream));
         Ok(())

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use nix::sys::signal::{SigSet, Signal};
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{Request, Sandbox};
 
 use crate::connection::{ask, simply_ask};
@@ -39,8 +39,8 @@ pub fn hold_signals() -> Result<()> {
 }
 
 /// Follows the program to its end and tells how that was.
-pub fn follow(places: &Places, name: &str, output: Output) -> Result<Sandbox> {
-    pass_signals_on(places.clone(), name.to_string());
+pub fn follow(paths: &Paths, name: &str, output: Output) -> Result<Sandbox> {
+    pass_signals_on(paths.clone(), name.to_string());
     let name = name.to_string();
     let request = Request::Logs {
         name: name.clone(),
@@ -50,17 +50,17 @@ pub fn follow(places: &Places, name: &str, output: Output) -> Result<Sandbox> {
         tail: None,
         lines: false,
     };
-    ask(places, &request, |bytes| output.write(bytes))?;
-    let ended = simply_ask(places, &Request::Wait { name })?;
+    ask(paths, &request, |bytes| output.write(bytes))?;
+    let ended = simply_ask(paths, &Request::Wait { name })?;
     Ok(serde_json::from_value(ended)?)
 }
 
-fn pass_signals_on(places: Places, name: String) {
+fn pass_signals_on(paths: Paths, name: String) {
     std::thread::spawn(move || {
         while let Ok(signal) = signals().wait() {
             let request =
                 Request::Kill { names: vec![name.clone()], signal: Some(signal as i32), grace_ms: None };
-            if let Err(error) = simply_ask(&places, &request) {
+            if let Err(error) = simply_ask(&paths, &request) {
                 eprintln!("rekindle: {signal} was not passed on: {error}");
             }
         }

@@ -34,35 +34,35 @@ sys.exit(module.main(sys.argv[2:]))
 
 /// What is asked of the package.
 #[derive(Debug)]
-pub enum Work {
+pub enum PackageCommand {
     Deploy(AppArguments),
     Develop(AppArguments),
     Convert(ConvertArguments),
 }
 
-impl Work {
+impl PackageCommand {
     fn module(&self) -> &'static str {
         match self {
-            Work::Deploy(_) => "deploying",
-            Work::Develop(_) => "developing",
-            Work::Convert(_) => "converting",
+            PackageCommand::Deploy(_) => "deploying",
+            PackageCommand::Develop(_) => "developing",
+            PackageCommand::Convert(_) => "converting",
         }
     }
 
     fn python(&self) -> &str {
         match self {
-            Work::Deploy(app) | Work::Develop(app) => &app.python,
-            Work::Convert(convert) => &convert.python,
+            PackageCommand::Deploy(app) | PackageCommand::Develop(app) => &app.python,
+            PackageCommand::Convert(convert) => &convert.python,
         }
     }
 
     /// What the module's `main` is given.
     fn words(&self) -> Vec<OsString> {
         let (mut words, options) = match self {
-            Work::Deploy(app) | Work::Develop(app) => {
+            PackageCommand::Deploy(app) | PackageCommand::Develop(app) => {
                 (vec![app.file.clone().into()], vec![("--tenant", &app.tenant)])
             }
-            Work::Convert(ConvertArguments { model, output, name, data_url, .. }) => (
+            PackageCommand::Convert(ConvertArguments { model, output, name, data_url, .. }) => (
                 vec![model.clone().into(), "--output".into(), output.clone().into()],
                 vec![("--name", name), ("--data-url", data_url)],
             ),
@@ -78,14 +78,14 @@ impl Work {
 }
 
 /// Where the daemon is, as the command line or the settings say it.
-pub struct Given {
+pub struct DaemonAddress {
     pub socket: Option<PathBuf>,
     pub state: Option<PathBuf>,
     pub run_dir: Option<PathBuf>,
 }
 
 /// Becomes the interpreter; returns only if that cannot be started.
-pub fn perform(work: &Work, json: bool, given: Given) -> Result<()> {
+pub fn perform(work: &PackageCommand, json: bool, address: DaemonAddress) -> Result<()> {
     let python = work.python();
     let itself = std::env::current_exe()
         .map_err(|source| Error::system("find the rekindle command itself", source))?;
@@ -97,7 +97,7 @@ pub fn perform(work: &Work, json: bool, given: Given) -> Result<()> {
     }
     command.env(COMMAND_VARIABLE, &itself);
     for (variable, place) in
-        [(SOCKET_VARIABLE, given.socket), (STATE_VARIABLE, given.state), (RUNS_VARIABLE, given.run_dir)]
+        [(SOCKET_VARIABLE, address.socket), (STATE_VARIABLE, address.state), (RUNS_VARIABLE, address.run_dir)]
     {
         if let Some(place) = place {
             command.env(variable, place);

@@ -20,7 +20,6 @@ mod functions;
 mod input;
 mod nodes;
 mod pages;
-mod person;
 mod picture;
 mod profile;
 mod progress;
@@ -31,13 +30,14 @@ mod stats;
 mod tenant;
 mod terminal;
 mod trace;
+mod user_spec;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
 
-pub use arguments::{Arguments, PlaceArguments};
+pub use arguments::{Arguments, PathArguments};
 pub use error::{Error, Result};
 
 /// Does what the command line says.

@@ -1,28 +1,43 @@
 //! Other nodes: who they are, and programs that move to them.
 
-use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{NodeMigrationReport, Request};
+use rekindle_daemon::Paths;
+use rekindle_protocol::daemon::{MigrationReport, NodeMigrationReport, Request};
 use serde_json::Value;
 
-use crate::arguments::NodeCommand;
+use crate::arguments::{MigrateArguments, NodeCommand};
 use crate::commands::Printer;
 use crate::connection::simply_ask;
 use crate::error::Result;
 use crate::{cancel, show};
 
-/// Moves a program to another node.
-pub fn migrate(places: &Places, printer: &Printer, request: &Request) -> Result<()> {
-    let cancel::Answer { value: answer, too_late } = cancel::ask(places, request)?;
-    let report: NodeMigrationReport = serde_json::from_value(answer.clone())?;
-    printer.print(&answer, || show::moved(&report, printer.verbose));
+/// Moves a program to another GPU or node, or has it go on here.
+pub fn migrate(paths: &Paths, printer: &Printer, arguments: MigrateArguments) -> Result<()> {
+    let MigrateArguments { name, gpu, to, rounds, publish, forward: forward_ms, take_back } = arguments;
+    if take_back {
+        return take_back_from_node(paths, printer, name);
+    }
+    let to_node = to.is_some();
+    let request = match to {
+        Some(node) => Request::MigrateTo { name, node, gpu, rounds, publish, forward_ms },
+        None => Request::Migrate { name, gpu: gpu.unwrap_or_default(), rounds },
+    };
+    let cancel::Answer { value: answer, too_late } = cancel::ask(paths, &request)?;
+    let (text, name) = if to_node {
+        let report: NodeMigrationReport = serde_json::from_value(answer.clone())?;
+        (show::moved(&report, printer.verbose), report.name)
+    } else {
+        let report: MigrationReport = serde_json::from_value(answer.clone())?;
+        (show::migrated(&report, printer.verbose), report.name)
+    };
+    printer.print(&answer, || text);
     if too_late {
-        eprintln!("rekindle: it was too late to cancel: {:?} has moved", report.name);
+        eprintln!("rekindle: it was too late to cancel: {name:?} has moved");
     }
     Ok(())
 }
 
-pub fn take_back(places: &Places, printer: &Printer, name: String) -> Result<()> {
-    let answer = simply_ask(places, &Request::TakeBack { name })?;
+fn take_back_from_node(paths: &Paths, printer: &Printer, name: String) -> Result<()> {
+    let answer = simply_ask(paths, &Request::TakeBack { name })?;
     printer.print(&answer, || {
         let (name, node) = (text(&answer, "name"), text(&answer, "node"));
         format!("{name:?} goes on here; be sure that it never does at {node:?}")
@@ -30,21 +45,21 @@ pub fn take_back(places: &Places, printer: &Printer, name: String) -> Result<()>
     Ok(())
 }
 
-pub fn node(places: &Places, printer: &Printer, command: NodeCommand) -> Result<()> {
+pub fn node(paths: &Paths, printer: &Printer, command: NodeCommand) -> Result<()> {
     match command {
         NodeCommand::Id => {
-            let answer = simply_ask(places, &Request::Node)?;
+            let answer = simply_ask(paths, &Request::Node)?;
             printer.print(&answer, || text(&answer, "key"));
         }
         NodeCommand::Add { name, address, key } => {
-            printer.print_json(&simply_ask(places, &Request::AddNode { name, address, key })?);
+            printer.print_json(&simply_ask(paths, &Request::AddNode { name, address, key })?);
         }
         NodeCommand::Ls => {
-            let answer = simply_ask(places, &Request::Nodes)?;
+            let answer = simply_ask(paths, &Request::Nodes)?;
             printer.print(&answer, || list(&answer));
         }
         NodeCommand::Rm { name } => {
-            printer.print_json(&simply_ask(places, &Request::RemoveNode { name })?);
+            printer.print_json(&simply_ask(paths, &Request::RemoveNode { name })?);
         }
     }
     Ok(())

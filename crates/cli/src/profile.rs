@@ -2,10 +2,11 @@
 
 use std::process::{Command, Stdio};
 
-use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Limits, Report, Request};
+use rekindle_daemon::Paths;
+use rekindle_protocol::daemon::{Report, Request, Restore};
 use serde_json::{Value, json};
 
+use crate::arguments::ProfileArguments;
 use crate::commands::Printer;
 use crate::connection::simply_ask;
 use crate::error::{Error, Result};
@@ -14,36 +15,21 @@ use crate::error::{Error, Result};
 const VARIABLE: &str = "REKINDLE_SANDBOX";
 
 pub fn perform(
-    places: &Places,
+    paths: &Paths,
     printer: &Printer,
-    image: String,
-    gpu: Option<String>,
-    request: &[String],
+    ProfileArguments { image, gpu, request }: ProfileArguments,
 ) -> Result<()> {
-    let restore = Request::Restore {
-        image,
-        name: None,
-        gpu,
-        gpu_map: Vec::new(),
-        order: None,
-        record: true,
-        verify: false,
-        network: None,
-        publish: Vec::new(),
-        limits: Limits::default(),
-        volumes: Vec::new(),
-        tenant: None,
-    };
-    let report: Report = serde_json::from_value(simply_ask(places, &restore)?)?;
+    let restore = Request::Restore(Restore { image, gpu, record: true, ..Restore::default() });
+    let report: Report = serde_json::from_value(simply_ask(paths, &restore)?)?;
     let name = report.name;
-    let learned = send(&name, request)
-        .and_then(|()| simply_ask(places, &Request::KeepOrder { name: name.clone() }))
+    let learned = send(&name, &request)
+        .and_then(|()| simply_ask(paths, &Request::KeepOrder { name: name.clone() }))
         .map(|mut answer| {
             let shares = answer["shares"] == true;
-            answer["unwritten"] = json!(shares.then(|| learn_unwritten(places, &name, request)).flatten());
+            answer["unwritten"] = json!(shares.then(|| learn_unwritten(paths, &name, &request)).flatten());
             answer
         });
-    let ended = simply_ask(places, &Request::Kill { names: vec![name], signal: None, grace_ms: None });
+    let ended = simply_ask(paths, &Request::Kill { names: vec![name], signal: None, grace_ms: None });
     let answer = learned?;
     ended?;
     printer.print(&answer, || {
@@ -61,12 +47,12 @@ pub fn perform(
 
 /// Sends the request once more, to a program whose buffers were marked: its answer means nothing. Names of the buffers that
 /// it has left as they were; none if that could not be found out.
-fn learn_unwritten(places: &Places, name: &str, request: &[String]) -> Option<Value> {
+fn learn_unwritten(paths: &Paths, name: &str, request: &[String]) -> Option<Value> {
     let name = name.to_string();
-    let marked = simply_ask(places, &Request::Mark { name: name.clone() });
+    let marked = simply_ask(paths, &Request::Mark { name: name.clone() });
     let kept = marked
         .and_then(|_| send(&name, request))
-        .and_then(|()| simply_ask(places, &Request::KeepUnwritten { name }));
+        .and_then(|()| simply_ask(paths, &Request::KeepUnwritten { name }));
     match kept {
         Ok(answer) => Some(answer["unwritten"].clone()),
         Err(error) => {

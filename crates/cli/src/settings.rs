@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 38] = [
+static SETTINGS: [Setting; 39] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -86,6 +86,7 @@ static SETTINGS: [Setting; 38] = [
     setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
     switch(tuning::LOAD_ORDER, Kind::Words(&["profile", "default", "worst", "none"])),
     switch(tuning::PRECOPY, Kind::False("off")),
+    switch(tuning::ASSIST, Kind::False("off")),
     switch(tuning::INCREMENT, Kind::Number),
     switch(tuning::MAP_PAGES, Kind::False("off")),
     setting("gpu.emulated", "REKINDLE_EMULATED", Kind::Text),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{Request, Stats};
 use rekindle_protocol::exchange::Count;
 use serde_json::{Value, json};
@@ -49,10 +49,10 @@ impl Before {
 }
 
 /// Shows it once, or again and again: until this command is ended, or all that were named have.
-pub fn perform(places: &Places, printer: &Printer, names: &[String], once: bool) -> Result<()> {
+pub fn perform(paths: &Paths, printer: &Printer, names: &[String], once: bool) -> Result<()> {
     let mut before = Before::default();
     let mut look = || -> Result<(Vec<Used>, Vec<Count>)> {
-        let mut answer = simply_ask(places, &Request::Stats { names: names.to_vec() })?;
+        let mut answer = simply_ask(paths, &Request::Stats { names: names.to_vec() })?;
         let handed_on = serde_json::from_value(answer["handed_on"].take())?;
         Ok((before.compare(serde_json::from_value(answer["sandboxes"].take())?, Instant::now()), handed_on))
     };
@@ -87,22 +87,7 @@ mod tests {
     use super::*;
 
     fn stats(name: &str, processor_us: u64, processes: u64) -> Stats {
-        Stats {
-            name: name.to_string(),
-            state: State::Running,
-            processes,
-            processor_us,
-            host_bytes: None,
-            device_bytes: None,
-            shared_bytes: None,
-            pinned_bytes: None,
-            to_gpu_bytes: None,
-            from_gpu_bytes: None,
-            link_waited_us: None,
-            link_weight: None,
-            sm_share: None,
-            mending: None,
-        }
+        Stats { name: name.to_string(), state: State::Running, processes, processor_us, ..Stats::default() }
     }
 
     #[test]

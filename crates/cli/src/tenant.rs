@@ -1,6 +1,6 @@
 //! Tenants made, changed and listed.
 
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::Request;
 use serde_json::Value;
 
@@ -10,30 +10,30 @@ use crate::connection::simply_ask;
 use crate::error::Result;
 use crate::show::{bytes, table, text};
 
-pub fn perform(places: &Places, printer: &Printer, command: TenantCommand) -> Result<()> {
+pub fn perform(paths: &Paths, printer: &Printer, command: TenantCommand) -> Result<()> {
     match command {
         TenantCommand::Create { name, quota } => {
-            let answer = simply_ask(places, &Request::CreateTenant { name, quota: quota.wish() })?;
+            let answer = simply_ask(paths, &Request::CreateTenant { name, quota: quota.request() })?;
             printer.print(&answer, || token(&answer));
         }
         TenantCommand::Ls => {
-            let answer = simply_ask(places, &Request::Tenants)?;
+            let answer = simply_ask(paths, &Request::Tenants)?;
             printer.print(&answer, || shown(&answer));
         }
         TenantCommand::Set { name, quota } => {
-            let answer = simply_ask(places, &Request::SetTenant { name, quota: quota.wish() })?;
+            let answer = simply_ask(paths, &Request::SetTenant { name, quota: quota.request() })?;
             printer.print_json(&answer);
         }
         TenantCommand::Token { name, revoke: None } => {
-            let answer = simply_ask(places, &Request::TenantToken { name, revoke: None })?;
+            let answer = simply_ask(paths, &Request::TenantToken { name, revoke: None })?;
             printer.print(&answer, || token(&answer));
         }
         TenantCommand::Token { name, revoke } => {
-            let answer = simply_ask(places, &Request::TenantToken { name, revoke })?;
+            let answer = simply_ask(paths, &Request::TenantToken { name, revoke })?;
             printer.print_json(&answer);
         }
         TenantCommand::Rm { name } => {
-            let answer = simply_ask(places, &Request::RemoveTenant { name })?;
+            let answer = simply_ask(paths, &Request::RemoveTenant { name })?;
             printer.print_json(&answer);
         }
     }

@@ -18,9 +18,9 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use nix::sys::termios::{self, SetArg, Termios};
-use rekindle_daemon::Places;
+use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{Request, Sandbox};
-use rekindle_protocol::terminal::{PACKET, Said, WindowSize};
+use rekindle_protocol::terminal::{PACKET, TerminalInput, WindowSize};
 use serde_json::json;
 
 use crate::commands::{Printer, code_of};
@@ -77,12 +77,12 @@ impl Terminal {
     /// Uses the program's terminal by our end of a [`pair`], until the program has ended or we let go of it.
     pub fn use_by(
         &self,
-        places: &Places,
+        paths: &Paths,
         printer: &Printer,
         name: &str,
         mut program: OwnedFd,
     ) -> Result<ExitCode> {
-        let raw = Raw::make()?;
+        let raw = RawMode::make()?;
         let end = loop {
             match self.converse(&raw, &program, printer.output())? {
                 End::Closed => {}
@@ -91,7 +91,7 @@ impl Terminal {
             let (ours, theirs) = pair()?;
             let request = Request::Attach { name: name.to_string(), again: true };
             // One that has been removed meanwhile has ended too.
-            let answer = ask_with(places, &request, Some(theirs.as_fd())).unwrap_or_default();
+            let answer = ask_with(paths, &request, Some(theirs.as_fd())).unwrap_or_default();
             if answer["attached"] != true {
                 break End::Closed;
             }
@@ -100,7 +100,7 @@ impl Terminal {
         drop((raw, program));
         let signal = match end {
             End::Closed => {
-                let ended = simply_ask(places, &Request::Wait { name: name.to_string() })?;
+                let ended = simply_ask(paths, &Request::Wait { name: name.to_string() })?;
                 let ended: Sandbox = serde_json::from_value(ended)?;
                 printer.print_json(&json!(ended));
                 return Ok(code_of(&ended));
@@ -115,7 +115,7 @@ impl Terminal {
         Ok(signal.map_or(ExitCode::SUCCESS, |signal| ExitCode::from(128 + signal as u8)))
     }
 
-    fn converse(&self, raw: &Raw, program: &OwnedFd, output: Output) -> Result<End> {
+    fn converse(&self, raw: &RawMode, program: &OwnedFd, output: Output) -> Result<End> {
         let (mut keys, stdin) = (Keys::default(), io::stdin());
         say_size(program);
         loop {
@@ -154,7 +154,7 @@ impl Terminal {
                     Ok(got) => {
                         let (meant, lets_go) = keys.hear(&bytes[..got]);
                         // An init that has ended is noticed by what it does not show.
-                        let _ = say(program, &Said::Typed(&meant));
+                        let _ = say(program, &TerminalInput::Typed(&meant));
                         if lets_go {
                             return Ok(End::LetGo);
                         }
@@ -172,12 +172,12 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Starts a program and uses its terminal.
-pub fn run(places: &Places, printer: &Printer, request: &Request) -> Result<ExitCode> {
+pub fn run(paths: &Paths, printer: &Printer, request: &Request) -> Result<ExitCode> {
     let terminal = Terminal::take()?;
     let (ours, theirs) = pair()?;
-    let started: Sandbox = serde_json::from_value(ask_with(places, request, Some(theirs.as_fd()))?)?;
+    let started: Sandbox = serde_json::from_value(ask_with(paths, request, Some(theirs.as_fd()))?)?;
     drop(theirs);
-    terminal.use_by(places, printer, &started.name, ours)
+    terminal.use_by(paths, printer, &started.name, ours)
 }
 
 /// Tells a program what kind of terminal it has, if nobody else does.
@@ -188,35 +188,35 @@ pub fn describe(environment: &mut Vec<(String, String)>) {
 }
 
 /// Comes to the terminal of a program that runs.
-pub fn attach(places: &Places, printer: &Printer, name: &str) -> Result<ExitCode> {
+pub fn attach(paths: &Paths, printer: &Printer, name: &str) -> Result<ExitCode> {
     let terminal = Terminal::take()?;
     let (ours, theirs) = pair()?;
     let request = Request::Attach { name: name.to_string(), again: false };
-    ask_with(places, &request, Some(theirs.as_fd()))?;
+    ask_with(paths, &request, Some(theirs.as_fd()))?;
     drop(theirs);
-    terminal.use_by(places, printer, name, ours)
+    terminal.use_by(paths, printer, name, ours)
 }
 
-fn say(program: &OwnedFd, said: &Said<'_>) -> nix::Result<()> {
+fn say(program: &OwnedFd, said: &TerminalInput<'_>) -> nix::Result<()> {
     send(program.as_raw_fd(), &said.packet(), MsgFlags::MSG_NOSIGNAL).map(drop)
 }
 
 fn say_size(program: &OwnedFd) {
     if let Some(size) = size() {
         // As above.
-        let _ = say(program, &Said::Resized(size));
+        let _ = say(program, &TerminalInput::Resized(size));
     }
 }
 
 /// Our terminal, which takes nothing for itself. Dropped, it is as it was.
-struct Raw {
+struct RawMode {
     before: Termios,
 }
 
-impl Raw {
-    fn make() -> Result<Raw> {
+impl RawMode {
+    fn make() -> Result<RawMode> {
         let before = termios::tcgetattr(io::stdin()).map_err(|_| Error::NoTerminal)?;
-        let raw = Raw { before };
+        let raw = RawMode { before };
         raw.set();
         Ok(raw)
     }
@@ -229,7 +229,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawMode {
     fn drop(&mut self) {
         let _ = termios::tcsetattr(io::stdin(), SetArg::TCSADRAIN, &self.before);
     }

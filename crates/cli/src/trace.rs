@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Operation, Request, Trace};
+use rekindle_daemon::Paths;
+use rekindle_protocol::daemon::{Request, Trace};
 use serde_json::{Value, json};
 
 use crate::commands::Printer;
@@ -12,13 +12,13 @@ use crate::error::{Error, Result};
 use crate::{picture, show};
 
 pub fn perform(
-    places: &Places,
+    paths: &Paths,
     printer: &Printer,
     name: String,
     svg: Option<PathBuf>,
     chrome: Option<PathBuf>,
 ) -> Result<()> {
-    let mut answer = simply_ask(places, &Request::Trace { name: name.clone() })?;
+    let mut answer = simply_ask(paths, &Request::Trace { name: name.clone() })?;
     let traces: Vec<Trace> = serde_json::from_value(answer["traces"].clone())?;
     let last = traces.last().ok_or_else(|| Error::NoTrace { name: name.clone() })?;
     let svg = svg.unwrap_or_else(|| PathBuf::from(format!("{}.trace.svg", file_stem(&name))));
@@ -50,14 +50,7 @@ fn file_stem(name: &str) -> String {
 fn chrome(traces: &[Trace]) -> Value {
     let mut events = Vec::new();
     for (process, trace) in traces.iter().enumerate() {
-        let word = match trace.operation {
-            Operation::Checkpoint => "checkpoint to",
-            Operation::Restore => "restore of",
-            Operation::Sleep => "sleep at level",
-            Operation::Wake => "wake from level",
-            Operation::Migrate => "migration to",
-        };
-        let title = format!("{word} {} ({})", trace.image, trace.began);
+        let title = format!("{} {} ({})", show::operation(trace.operation), trace.image, trace.began);
         events.push(
             json!({ "ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": { "name": title } }),
         );
@@ -85,6 +78,7 @@ fn chrome(traces: &[Trace]) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use rekindle_protocol::daemon::Operation;
     use rekindle_protocol::worker::Phase;
 
     use super::*;

@@ -12,7 +12,7 @@ use libc::winsize;
 use serde_json::json;
 
 /// A command in the foreground of a terminal of ours.
-struct Seat {
+struct TerminalSession {
     child: Child,
     /// Our side; none once the terminal has gone.
     ours: Option<File>,
@@ -20,16 +20,16 @@ struct Seat {
     seen: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Seat {
-    fn new(rekindle: &Rekindle, arguments: &[&str]) -> Seat {
-        Seat::sized(rekindle, arguments, 30, 90)
+impl TerminalSession {
+    fn new(rekindle: &Rekindle, arguments: &[&str]) -> TerminalSession {
+        TerminalSession::sized(rekindle, arguments, 30, 90)
     }
 
-    fn sized(rekindle: &Rekindle, arguments: &[&str], rows: u16, columns: u16) -> Seat {
-        Seat::of(rekindle.command(arguments), rows, columns)
+    fn sized(rekindle: &Rekindle, arguments: &[&str], rows: u16, columns: u16) -> TerminalSession {
+        TerminalSession::of(rekindle.command(arguments), rows, columns)
     }
 
-    fn of(mut command: Command, rows: u16, columns: u16) -> Seat {
+    fn of(mut command: Command, rows: u16, columns: u16) -> TerminalSession {
         let (mut ours, mut theirs, size) = (-1, -1, size_of(rows, columns));
         let none = std::ptr::null_mut();
         // SAFETY: writes two integers and reads a size.
@@ -59,7 +59,7 @@ impl Seat {
                 into.lock().unwrap().extend(&piece[..got]);
             }
         });
-        Seat { child, ours: Some(ours), theirs: Some(theirs), seen }
+        TerminalSession { child, ours: Some(ours), theirs: Some(theirs), seen }
     }
 
     fn seen(&self) -> String {
@@ -132,7 +132,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for TerminalSession {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -145,12 +145,12 @@ fn size_of(rows: u16, columns: u16) -> winsize {
 
 /// The one sentence that a command says which must be refused, on a terminal.
 fn refused(rekindle: &Rekindle, arguments: &[&str]) -> String {
-    let mut seat = Seat::new(rekindle, arguments);
-    assert_eq!(seat.code(), Some(1), "{}", seat.seen());
-    seat.sees("rekindle: ");
-    wait("the end of the sentence", || seat.seen().ends_with("\r\n"));
-    assert_eq!(seat.seen().lines().count(), 1);
-    seat.seen()
+    let mut session = TerminalSession::new(rekindle, arguments);
+    assert_eq!(session.code(), Some(1), "{}", session.seen());
+    session.sees("rekindle: ");
+    wait("the end of the sentence", || session.seen().ends_with("\r\n"));
+    assert_eq!(session.seen().lines().count(), 1);
+    session.seen()
 }
 
 /// Says what it has, new sizes, and that Ctrl-C has come; ends with 7 at the third line.
@@ -197,19 +197,19 @@ fn shell(prompt: &str) -> [String; 4] {
 fn a_program_has_a_terminal_of_its_own_and_ours_is_as_it_was() {
     let rekindle = Rekindle::new();
     let run = ["run", "-it", "-e", "TERM=dumb", "--name", "t", "--", "python3", "-c", WITNESS];
-    let mut seat = Seat::new(&rekindle, &run);
-    seat.sees("tty True True True True True dumb\r\nsize 30x90\r\n");
-    assert!(!seat.is_cooked());
-    seat.resize(11, 22);
-    seat.sees("size 11x22\r\n");
-    seat.types("\x03");
-    seat.sees("interrupted\r\n");
+    let mut session = TerminalSession::new(&rekindle, &run);
+    session.sees("tty True True True True True dumb\r\nsize 30x90\r\n");
+    assert!(!session.is_cooked());
+    session.resize(11, 22);
+    session.sees("size 11x22\r\n");
+    session.types("\x03");
+    session.sees("interrupted\r\n");
     for word in ["one", "two", "three"] {
-        seat.types(&format!("{word}\r"));
-        seat.sees(&format!("{word}\r\nline {word}\r\n"));
+        session.types(&format!("{word}\r"));
+        session.sees(&format!("{word}\r\nline {word}\r\n"));
     }
-    assert_eq!(seat.code(), Some(7));
-    assert!(seat.is_cooked());
+    assert_eq!(session.code(), Some(7));
+    assert!(session.is_cooked());
     let logged = rekindle.ok(&["logs", "t"]);
     assert!(logged.contains("size 11x22\r\n") && logged.ends_with("line three\r\n"), "{logged:?}");
     assert_eq!(rekindle.sandbox("t")["exit_code"], 7);
@@ -222,23 +222,23 @@ fn jobs_are_stopped_continued_and_interrupted() {
     let (shell, job) = (shell("ready>"), job(&rekindle));
     let mut run = vec!["run", "-t", "--"];
     run.extend(shell.iter().map(String::as_str));
-    let mut seat = Seat::new(&rekindle, &run);
-    seat.sees("ready>");
-    seat.types(&job);
-    seat.sees("begun\r\n");
-    seat.types("\x1a");
-    seat.sees("ready>");
-    seat.types("jobs\r");
-    seat.sees("Stopped");
-    seat.sees("ready>");
-    seat.types("fg\r");
-    seat.sees("continued\r\n");
-    seat.types("\x03");
-    seat.sees("ready>");
-    seat.types("echo code $?\r");
-    seat.sees("code 130\r\n");
-    seat.types("exit 3\r");
-    assert_eq!(seat.code(), Some(3));
+    let mut session = TerminalSession::new(&rekindle, &run);
+    session.sees("ready>");
+    session.types(&job);
+    session.sees("begun\r\n");
+    session.types("\x1a");
+    session.sees("ready>");
+    session.types("jobs\r");
+    session.sees("Stopped");
+    session.sees("ready>");
+    session.types("fg\r");
+    session.sees("continued\r\n");
+    session.types("\x03");
+    session.sees("ready>");
+    session.types("echo code $?\r");
+    session.sees("code 130\r\n");
+    session.types("exit 3\r");
+    assert_eq!(session.code(), Some(3));
 }
 
 #[test]
@@ -246,9 +246,9 @@ fn users_come_and_go_and_the_program_goes_on() {
     let rekindle = Rekindle::new();
     assert_eq!(rekindle.ok(&["run", "-dt", "--name", "t", "--", "python3", "-c", WITNESS]), "t\n");
     wait("its first words", || rekindle.ok(&["logs", "t"]).contains("size 24x80"));
-    let one = Seat::new(&rekindle, &["attach", "t"]);
+    let one = TerminalSession::new(&rekindle, &["attach", "t"]);
     one.sees("size 30x90\r\n");
-    let mut two = Seat::sized(&rekindle, &["attach", "t"], 31, 91);
+    let mut two = TerminalSession::sized(&rekindle, &["attach", "t"], 31, 91);
     one.sees("size 31x91\r\n");
     two.sees("size 31x91\r\n");
     one.resize(12, 34);
@@ -262,7 +262,7 @@ fn users_come_and_go_and_the_program_goes_on() {
     two.vanish();
     assert_eq!(two.code(), Some(129));
     // The daemon's end is nothing to those who are there.
-    let mut three = Seat::new(&rekindle, &["attach", "t"]);
+    let mut three = TerminalSession::new(&rekindle, &["attach", "t"]);
     three.sees("size 30x90\r\n");
     rekindle.kill_daemon();
     three.types("two\r");
@@ -271,7 +271,7 @@ fn users_come_and_go_and_the_program_goes_on() {
     assert_eq!(three.code(), Some(143));
     assert!(three.is_cooked());
 
-    let mut last = Seat::new(&rekindle, &["attach", "t"]);
+    let mut last = TerminalSession::new(&rekindle, &["attach", "t"]);
     last.resize(5, 6);
     last.sees("size 5x6\r\n");
     last.types("three\r");
@@ -286,53 +286,53 @@ fn a_terminal_comes_back_with_its_settings_and_its_jobs() {
     let (shell, job) = (shell("ready>"), job(&rekindle));
     let mut run = vec!["run", "-it", "--name", "t", "--"];
     run.extend(shell.iter().map(String::as_str));
-    let mut seat = Seat::new(&rekindle, &run);
-    seat.resize(44, 55);
-    seat.sees("ready>");
+    let mut session = TerminalSession::new(&rekindle, &run);
+    session.resize(44, 55);
+    session.sees("ready>");
     // The erase key says that settings come along, and that the shell has others than the kernel's.
-    seat.types("stty erase '^A' -echoctl; trap 'echo hung up' HUP\r");
-    seat.sees("ready>");
-    seat.types(&job);
-    seat.sees("begun\r\n");
+    session.types("stty erase '^A' -echoctl; trap 'echo hung up' HUP\r");
+    session.sees("ready>");
+    session.types(&job);
+    session.sees("begun\r\n");
     rekindle.ok(&["checkpoint", "t", "--to", "first", "--leave-running"]);
-    seat.types("\x03");
-    seat.sees("ready>");
-    seat.types(&job);
-    seat.sees("begun\r\n");
+    session.types("\x03");
+    session.sees("ready>");
+    session.types(&job);
+    session.sees("begun\r\n");
     rekindle.ok(&["checkpoint", "t", "--to", "second", "--stop"]);
-    assert_eq!(seat.code(), Some(0));
-    assert!(seat.is_cooked());
+    assert_eq!(session.code(), Some(0));
+    assert!(session.is_cooked());
 
     let mut from = "second";
     for name in ["a", "b"] {
         rekindle.ok(&["restore", from, "--name", name, "-d"]);
         // Ours has the size that it had, so that nothing changes but by what comes along.
-        let mut seat = Seat::new(&rekindle, &["attach", name]);
-        wait("the keys to be the program's", || !seat.is_cooked());
-        seat.types("\x03");
-        seat.sees("ready>");
-        seat.types("stty -a\r");
-        seat.sees("rows 30; columns 90;");
-        seat.sees("erase = ^A;");
-        seat.sees("-echoctl");
-        seat.sees("ready>");
-        seat.types("echo con''trolled >/dev/tty\r");
-        seat.sees("controlled\r\n");
-        seat.types(&job);
-        seat.sees("begun\r\n");
+        let mut session = TerminalSession::new(&rekindle, &["attach", name]);
+        wait("the keys to be the program's", || !session.is_cooked());
+        session.types("\x03");
+        session.sees("ready>");
+        session.types("stty -a\r");
+        session.sees("rows 30; columns 90;");
+        session.sees("erase = ^A;");
+        session.sees("-echoctl");
+        session.sees("ready>");
+        session.types("echo con''trolled >/dev/tty\r");
+        session.sees("controlled\r\n");
+        session.types(&job);
+        session.sees("begun\r\n");
         if name == "a" {
-            seat.lets_go();
+            session.lets_go();
             rekindle.ok(&["checkpoint", "a", "--to", "third", "--stop"]);
             from = "third";
         } else {
-            seat.types("\x1a");
-            seat.sees("ready>");
-            seat.types("fg\r");
-            seat.sees("continued\r\n");
-            seat.types("\x03");
-            seat.sees("ready>");
-            seat.types("exit 9\r");
-            assert_eq!(seat.code(), Some(9), "{}", seat.seen());
+            session.types("\x1a");
+            session.sees("ready>");
+            session.types("fg\r");
+            session.sees("continued\r\n");
+            session.types("\x03");
+            session.sees("ready>");
+            session.types("exit 9\r");
+            assert_eq!(session.code(), Some(9), "{}", session.seen());
             assert!(!rekindle.ok(&["logs", "b"]).contains("hung up"));
         }
     }
@@ -349,7 +349,7 @@ fn a_program_from_elsewhere_keeps_having_a_terminal() {
     let job = job(&rekindle);
     let mut command = Command::new("sh");
     command.env("PS1", "ready>").env_remove("ENV");
-    let mut outside = Seat::of(command, 30, 90);
+    let mut outside = TerminalSession::of(command, 30, 90);
     outside.sees("ready>");
     outside.types("word=kept\r");
     outside.sees("ready>");
@@ -357,15 +357,15 @@ fn a_program_from_elsewhere_keeps_having_a_terminal() {
     rekindle.ok(&["checkpoint", "--pid", &pid, "--to", "image", "--stop"]);
     outside.end();
     rekindle.ok(&["restore", "image", "--name", "t", "-d"]);
-    let mut seat = Seat::new(&rekindle, &["attach", "t"]);
-    wait("the keys to be the program's", || !seat.is_cooked());
-    seat.types("echo $word\r");
-    seat.sees("kept\r\n");
-    seat.types(&job);
-    seat.sees("begun\r\n");
-    seat.types("\x03");
-    seat.sees("ready>");
-    seat.lets_go();
+    let mut session = TerminalSession::new(&rekindle, &["attach", "t"]);
+    wait("the keys to be the program's", || !session.is_cooked());
+    session.types("echo $word\r");
+    session.sees("kept\r\n");
+    session.types(&job);
+    session.sees("begun\r\n");
+    session.types("\x03");
+    session.sees("ready>");
+    session.lets_go();
 }
 
 #[test]
@@ -375,13 +375,13 @@ fn a_program_that_is_brought_back_keeps_its_user() {
     let script =
         "test -e $0 && { echo second; read line; echo got $line; exit; }; touch $0; echo first; exit 1";
     let run = ["run", "-t", "--name", "t", "--restart", "on-failure", "--", "sh", "-c", script, &mark];
-    let mut seat = Seat::new(&rekindle, &run);
-    seat.sees("first\r\n");
+    let mut session = TerminalSession::new(&rekindle, &run);
+    session.sees("first\r\n");
     // It may have been there before its user.
     wait("its second run", || rekindle.ok(&["logs", "t"]).contains("second\r\n"));
-    seat.types("word\r");
-    seat.sees("got word\r\n");
-    assert_eq!(seat.code(), Some(0));
+    session.types("word\r");
+    session.sees("got word\r\n");
+    assert_eq!(session.code(), Some(0));
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn what_makes_no_sense_is_refused() {
     rekindle.start("plain", &crate::harness::COUNTER);
     assert!(refused(&rekindle, &["attach", "plain"]).contains("has no terminal"));
     assert!(refused(&rekindle, &["attach", "nobody"]).contains("nobody"));
-    let missing = Seat::new(&rekindle, &["run", "-t", "--", "no-such-program"]).code();
+    let missing = TerminalSession::new(&rekindle, &["run", "-t", "--", "no-such-program"]).code();
     assert_eq!(missing, Some(127));
     let run = ["--json", "run", "-dt", "--name", "t", "--", "sleep", "1000"];
     let started: serde_json::Value = serde_json::from_slice(&rekindle.output(&run).stdout).unwrap();

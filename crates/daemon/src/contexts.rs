@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use rekindle_device::Slice;
 use rekindle_protocol::daemon::SharedContexts as Shown;
-use rekindle_protocol::worker::{Portion, Sharing, ask};
+use rekindle_protocol::worker::{Portion, ShareMemory, Sharing, ask};
 
 use crate::error::{Error, Result};
-use crate::host::places::{Places, private_directory};
+use crate::host::paths::{Paths, private_directory};
 use crate::workers::{Address, OnEnd, OnLoss, Purpose, Start, Worker};
 
 /// How long a process may take to say who shares its contexts. It may still be making them.
@@ -30,7 +30,7 @@ const ADMISSION: &str = "serve one program more";
 pub struct Contexts {
     /// `rekindled` itself, which workers are made of.
     program: PathBuf,
-    places: Places,
+    paths: Paths,
     all: Mutex<Vec<Shared>>,
 }
 
@@ -38,8 +38,10 @@ pub struct Contexts {
 pub struct Share {
     /// Whose programs they are: none of another tenant's ever have the same context.
     pub tenant: String,
-    pub slice: Slice,
+    /// It gets one of these, the first where that is all the same.
+    pub slices: Vec<Slice>,
     pub portion: Portion,
+    pub memory: ShareMemory,
 }
 
 struct Shared {
@@ -50,9 +52,9 @@ struct Shared {
 
 impl Contexts {
     /// With the processes that an earlier daemon has started.
-    pub fn open(places: &Places, program: PathBuf) -> Arc<Contexts> {
-        let contexts = Contexts { program, places: places.clone(), all: Mutex::default() };
-        for entry in std::fs::read_dir(places.contexts()).into_iter().flatten().flatten() {
+    pub fn open(paths: &Paths, program: PathBuf) -> Arc<Contexts> {
+        let contexts = Contexts { program, paths: paths.clone(), all: Mutex::default() };
+        for entry in std::fs::read_dir(paths.contexts()).into_iter().flatten().flatten() {
             if entry.path().extension().is_some_and(|ending| ending == SOCKET_ENDING) {
                 contexts.find_again(&entry.path());
             }
@@ -72,18 +74,18 @@ impl Contexts {
         all.retain(|shared| shared.process.ended().is_none());
         for shared in all.iter().filter(|shared| shared.tenant == share.tenant && shared.gpu == gpu) {
             match shared.admit(&address, share) {
-                Ok(true) => return shared.worker(address, on()),
-                Ok(false) => {}
+                Ok(Some(slice)) => return shared.worker((address, slice), on()),
+                Ok(None) => {}
                 Err(error) => log::warn!("a process with shared contexts takes no program: {error}"),
             }
         }
         let shared =
             Shared { tenant: share.tenant.clone(), gpu: gpu.to_string(), process: self.start(gpu, share)? };
-        if !shared.admit(&address, share)? {
+        let Some(slice) = shared.admit(&address, share)? else {
             let (action, reason) = (ADMISSION, "its new context has failed already".to_string());
             return Err(Error::Worker { action, reason });
-        }
-        let worker = shared.worker(address, on());
+        };
+        let worker = shared.worker((address, slice), on());
         all.push(shared);
         worker
     }
@@ -100,14 +102,14 @@ impl Contexts {
     }
 
     fn start(&self, gpu: &str, share: &Share) -> Result<Arc<Worker>> {
-        let directory = self.places.contexts();
+        let directory = self.paths.contexts();
         private_directory(&directory, true)?;
-        let id = self.places.new_id()?;
+        let id = self.paths.new_id()?;
         let address = self.address(&id);
         let left = address.clone();
         let output = address.log.clone();
         let purpose = Purpose::Shared(&share.tenant);
-        let data = self.places.data_socket();
+        let data = self.paths.data_socket();
         let start = Start { program: &self.program, address, gpu, output: &output, purpose, data };
         Worker::start(&start, Box::new(move |worker| forget(&left, worker)))
     }
@@ -115,8 +117,8 @@ impl Contexts {
     fn address(&self, id: &str) -> Address {
         Address {
             number: 0,
-            socket: self.places.contexts().join(format!("{id}.{SOCKET_ENDING}")),
-            log: self.places.logs().join(format!("contexts-{id}.log")),
+            socket: self.paths.contexts().join(format!("{id}.{SOCKET_ENDING}")),
+            log: self.paths.logs().join(format!("contexts-{id}.log")),
         }
     }
 
@@ -146,14 +148,27 @@ impl Contexts {
 
 impl Shared {
     /// What serves a program that was admitted.
-    fn worker(&self, address: Address, on: (OnEnd, OnLoss)) -> Result<Arc<Worker>> {
-        Worker::of_process(address, self.process.pid(), on)
+    fn worker(&self, (address, slice): (Address, Slice), on: (OnEnd, OnLoss)) -> Result<Arc<Worker>> {
+        let worker = Worker::of_process(address, self.process.pid(), on)?;
+        worker.set_slice(slice);
+        Ok(worker)
     }
 
-    /// False if it takes no program with this slice.
-    fn admit(&self, address: &Address, &Share { slice, portion, .. }: &Share) -> Result<bool> {
+    /// The first of the slices with which it takes a program; none if there is none.
+    fn admit(
+        &self,
+        address: &Address,
+        Share { slices, portion, memory, .. }: &Share,
+    ) -> Result<Option<Slice>> {
         let [listen, log] = [&address.socket, &address.log].map(|path| path.to_string_lossy().into_owned());
-        self.process.ask_within(ADMISSION, ask::Admit { listen, log, slice, portion }, &[], Some(LIMIT))
+        for slice in slices.iter().copied() {
+            let (listen, log, portion) = (listen.clone(), log.clone(), *portion);
+            let admit = ask::Admit { listen, log, slice, portion, memory: *memory };
+            if self.process.ask_within(ADMISSION, admit, &[], Some(LIMIT))? {
+                return Ok(Some(slice));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::host::breakpoints::BreakpointEvent;
 use crate::host::gpu_usage::GpuUsage;
 use crate::host::lock::Lock;
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::network::Publisher;
 use crate::peers::Peers;
 use crate::pool::WorkerPool;
@@ -70,7 +70,7 @@ impl Watch for Watchers {
 }
 
 pub struct Daemon {
-    pub places: Places,
+    pub paths: Paths,
     /// `rekindled`, as workers and sandboxes are started from it.
     pub program: PathBuf,
     pub store: Store,
@@ -109,7 +109,7 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn new(
-        places: Places,
+        paths: Paths,
         program: PathBuf,
         store: Store,
         driver: Helper,
@@ -118,11 +118,11 @@ impl Daemon {
         (service_memory, watchers, lock): (Option<u64>, Watchers, Lock),
     ) -> Result<Daemon> {
         let Watchers { access_log, spans } = watchers.clone();
-        let publisher = Publisher::new(places.publish_wait);
+        let publisher = Publisher::new(paths.publish_wait);
         Ok(Daemon {
-            peers: Peers::open(places.nodes())?,
+            peers: Peers::open(paths.nodes())?,
             leaving: Claims::default(),
-            places,
+            paths,
             driver,
             program,
             store,

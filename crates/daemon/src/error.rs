@@ -301,8 +301,8 @@ pub enum Error {
     OwnContext,
 
     #[error(
-        "`--link-weight` and `--sm-share` say what a program has of GPU contexts that it shares with others; say with whose \
-         programs it does by `--share TENANT`"
+        "`--link-weight`, `--sm-share` and `--share-memory` say what a program has of GPU contexts that it shares with \
+         others; say with whose programs it does by `--share TENANT`"
     )]
     NoPortion,
 
@@ -326,12 +326,6 @@ pub enum Error {
     NotShared { name: String },
 
     #[error(
-        "the image {image:?} has {count} processes that used the GPU, and only one with a single such process can be {wanted}; \
-         `rekindle restore` by itself brings all of them back"
-    )]
-    ManyHalves { image: String, count: usize, wanted: &'static str },
-
-    #[error(
         "{name:?} shares its context with other programs and cannot be put to sleep; stop it and restore it instead"
     )]
     SharesContext { name: String },
@@ -341,12 +335,6 @@ pub enum Error {
 
     #[error("{given:?} is no signal number; use 1 to 64")]
     BadSignal { given: i32 },
-
-    #[error(
-        "{name:?} has {count} processes that use the GPU ({pids}), and only a program with one can be {wanted}; \
-         `rekindle checkpoint` and `rekindle restore` take a sandbox with several"
-    )]
-    ManyGpuProcesses { name: String, count: usize, pids: String, wanted: &'static str },
 
     #[error(
         "the GPU worker of {name:?} is gone ({how}), so its GPU memory is lost; start or restore the program anew"

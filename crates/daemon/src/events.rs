@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rekindle_protocol::daemon::Happened;
+use rekindle_protocol::daemon::EventNotice;
 use rekindle_sandbox::log_index;
 
 use crate::error::Result;
@@ -15,16 +15,16 @@ use crate::reply::Reply;
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A daemon is a process, and has all that happens in it to tell.
-static LISTENERS: Mutex<Vec<Sender<Happened>>> = Mutex::new(Vec::new());
+static LISTENERS: Mutex<Vec<Sender<EventNotice>>> = Mutex::new(Vec::new());
 
 /// Tells all who listen.
-pub fn tell(event: &str, fill: impl FnOnce(&mut Happened)) {
+pub fn tell(event: &str, fill: impl FnOnce(&mut EventNotice)) {
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
     if listeners.is_empty() {
         return;
     }
     let time = clock::microseconds(log_index::now_us());
-    let mut happened = Happened { time, event: event.to_string(), ..Happened::default() };
+    let mut happened = EventNotice { time, event: event.to_string(), ..EventNotice::default() };
     fill(&mut happened);
     // One who has gone is forgotten.
     listeners.retain(|listener| listener.send(happened.clone()).is_ok());
@@ -35,7 +35,7 @@ pub fn tell_of_image(event: &str, name: &str) {
     tell(event, |happened| happened.image = Some(name.to_string()));
 }
 
-fn listen() -> Receiver<Happened> {
+fn listen() -> Receiver<EventNotice> {
     let (sender, receiver) = channel();
     LISTENERS.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
     receiver
@@ -45,7 +45,7 @@ fn listen() -> Receiver<Happened> {
 pub fn show(reply: &Reply<'_>) -> Result<()> {
     let happening = listen();
     let time = clock::microseconds(log_index::now_us());
-    reply.happened(Happened { time, event: "listening".to_string(), ..Happened::default() })?;
+    reply.happened(EventNotice { time, event: "listening".to_string(), ..EventNotice::default() })?;
     while !reply.is_gone() {
         match happening.recv_timeout(LOOK) {
             Ok(happened) => reply.happened(happened)?,

@@ -13,13 +13,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::State;
+use rekindle_protocol::daemon::{Run, State};
 
-use crate::checkpoint;
+use crate::checkpoint::{self, CheckpointRequest};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::events;
-use crate::lifecycle::{images, run};
+use crate::lifecycle::images;
+use crate::lifecycle::run::{self, RunRequest};
 use crate::reply::Reply;
 use crate::restore::{self, load_order};
 use crate::sandboxes::Sandbox;
@@ -92,13 +93,11 @@ fn take(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
     let number = number.unwrap_or(recovery.number + 1);
     let (to, begun) = (name(&number), unix_ms());
     let _making = daemon.making.take(&to)?;
-    let request = checkpoint::CheckpointRequest {
+    let request = CheckpointRequest {
         to: &to,
         leave_running: true,
         gpu_wait: GPU_WAIT,
-        framework: false,
-        prove: false,
-        purpose: checkpoint::Purpose::Image,
+        ..CheckpointRequest::default()
     };
     checkpoint::checkpoint(daemon, sandbox, &request, &Reply::to_nobody())?;
     events::tell_of_image("image-made", &to);
@@ -219,24 +218,23 @@ fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery)
 fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery) -> Result<Arc<Sandbox>> {
     let (record, mut recovery) = (sandbox.record(), recovery.clone());
     recovery.goes_on(None, unix_ms());
-    let request = run::RunRequest {
+    let run = Run {
         name: Some(record.name),
         gpu: Some(record.gpu),
         mode: Some(record.mode),
         command: record.command,
         directory: record.directory,
         environment: recovery.environment.clone(),
-        allowed: recovery.allowed.clone(),
-        network: record.network,
+        allow: recovery.allowed.clone(),
+        network: Some(record.network),
         publish: record.ports,
         user: record.user,
         limits: record.limits,
         mounts: record.mounts,
         tenant: record.tenant,
-        framework: false,
         terminal: record.terminal,
-        input: None,
-        recovery: Some(recovery),
+        ..Run::default()
     };
+    let request = RunRequest { run, framework: false, input: None, recovery: Some(recovery) };
     run::run(daemon, request)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
-use rekindle_protocol::daemon::{Event, Happened, LogLine};
+use rekindle_protocol::daemon::{Event, EventNotice, LogLine};
 use rekindle_protocol::frame::{self, FrameError, Limits};
 use serde::de::DeserializeOwned;
 
@@ -66,7 +66,7 @@ impl<'a> Reply<'a> {
         if lines.is_empty() { Ok(()) } else { self.send(&Event::Lines { lines }) }
     }
 
-    pub fn happened(&self, what: Happened) -> Result<(), FrameError> {
+    pub fn happened(&self, what: EventNotice) -> Result<(), FrameError> {
         self.send(&Event::Happened { what })
     }
 

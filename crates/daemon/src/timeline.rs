@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use rekindle_protocol::worker::{Phase, WayTaken};
+use rekindle_protocol::worker::{Phase, TransferReport};
 
 /// The lanes: who works.
 pub const DAEMON: &str = "daemon";
@@ -36,7 +36,7 @@ impl Clock {
 pub struct Timeline {
     began: Instant,
     phases: Mutex<Vec<Phase>>,
-    memory: Mutex<Vec<WayTaken>>,
+    memory: Mutex<Vec<TransferReport>>,
 }
 
 /// Where one thread notes what it does.
@@ -71,11 +71,11 @@ impl Timeline {
     }
 
     /// How GPU memory of a process came to its image.
-    pub fn note_memory(&self, way: Option<WayTaken>) {
+    pub fn note_memory(&self, way: Option<TransferReport>) {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).extend(way);
     }
 
-    pub fn memory(&self) -> Vec<WayTaken> {
+    pub fn memory(&self) -> Vec<TransferReport> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

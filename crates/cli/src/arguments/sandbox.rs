@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use rekindle_protocol::daemon::{Limits, User};
-use rekindle_protocol::mending::How;
+use rekindle_protocol::mending::MendMode;
 use rekindle_protocol::mounts::Volume;
 use rekindle_protocol::network::{Network, Port};
+use rekindle_protocol::worker::ShareMemory;
 
 use crate::exec::variable;
-use crate::person::Person;
+use crate::user_spec::UserSpec;
 
 #[derive(Debug, Args)]
 pub struct SandboxArguments {
@@ -86,6 +87,8 @@ pub struct LimitArguments {
     cpus: Option<u32>,
     #[command(flatten)]
     portion: PortionArguments,
+    #[command(flatten)]
+    memory_at: ShareMemoryArgument,
     /// Have the program go on, as if nothing had happened, when its GPU worker or its GPU context is lost.
     ///
     /// A copy of its GPU memory is kept, on the GPU if that has room, and what it asks for after that. `strict`, the default: it
@@ -103,12 +106,37 @@ enum MendArgument {
     Loose,
 }
 
-impl From<MendArgument> for How {
-    fn from(mend: MendArgument) -> How {
+impl From<MendArgument> for MendMode {
+    fn from(mend: MendArgument) -> MendMode {
         match mend {
-            MendArgument::Strict => How::Strict,
-            MendArgument::Loose => How::Loose,
+            MendArgument::Strict => MendMode::Strict,
+            MendArgument::Loose => MendMode::Loose,
         }
+    }
+}
+
+/// When what a program allocates in GPU contexts that it shares gets memory.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ShareMemoryArgument {
+    /// With --share: when what the program allocates gets GPU memory. An image keeps it.
+    #[arg(long, value_name = "WHEN")]
+    share_memory: Option<When>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum When {
+    /// At once.
+    Eager,
+    /// When a launch, a copy or a fill names it; what the program frees is given back when it rests.
+    Lazy,
+}
+
+impl ShareMemoryArgument {
+    pub fn wanted(self) -> Option<ShareMemory> {
+        self.share_memory.map(|when| match when {
+            When::Eager => ShareMemory::Eager,
+            When::Lazy => ShareMemory::Lazy,
+        })
     }
 }
 
@@ -139,7 +167,8 @@ impl LimitArguments {
     pub fn wanted(self) -> Limits {
         let (memory, processors) = (self.memory, self.cpus);
         let PortionArguments { link_weight, sm_share } = self.portion;
-        Limits { memory, processors, link_weight, sm_share, mend: self.mend.map(How::from) }
+        let (share_memory, mend) = (self.memory_at.wanted(), self.mend.map(MendMode::from));
+        Limits { memory, processors, link_weight, sm_share, share_memory, mend }
     }
 }
 
@@ -172,7 +201,7 @@ pub struct VolumeArguments {
 pub struct SettingArguments {
     /// Run it as this user, by number or name; HOME, USER and LOGNAME are those of a user that this machine knows.
     #[arg(long, value_name = "UID[:GID]|NAME[:GROUP]", conflicts_with = "from")]
-    user: Option<Person>,
+    user: Option<UserSpec>,
     /// Set a variable of its environment, which is else that of this command; may be given again.
     #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     variables: Vec<(String, String)>,

@@ -6,10 +6,10 @@ use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 use jiff::SignedDuration;
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
+use rekindle_protocol::service::{ServiceRequest, TlsFiles, TlsRequest};
 
 use crate::arguments::choices::LevelArgument;
-use crate::arguments::sandbox::PortionArguments;
+use crate::arguments::sandbox::{PortionArguments, ShareMemoryArgument};
 use crate::completion;
 
 /// What is not said of a service that is there stays as it is.
@@ -39,6 +39,8 @@ pub struct ServiceArguments {
     share: Option<String>,
     #[command(flatten)]
     portion: PortionArguments,
+    #[command(flatten)]
+    memory_at: ShareMemoryArgument,
     /// A further image of the same program, taken from a start of its own, of which instances are made too: those of
     /// different images fit in one GPU context. With --share; may be given again.
     #[arg(long, value_name = "IMAGE")]
@@ -94,8 +96,8 @@ pub struct ScaleArguments {
 }
 
 impl ServiceArguments {
-    pub fn wish(self) -> ServiceWish {
-        ServiceWish {
+    pub fn request(self) -> ServiceRequest {
+        ServiceRequest {
             port: self.port,
             to: self.to,
             ready: self.ready,
@@ -104,6 +106,7 @@ impl ServiceArguments {
             share: self.share,
             link_weight: self.portion.link_weight,
             sm_share: self.portion.sm_share,
+            share_memory: self.memory_at.wanted(),
             variants: self.variant,
             level: self.level.map(LevelArgument::wanted),
             min: self.scale.min,
@@ -115,8 +118,10 @@ impl ServiceArguments {
             timeout_ms: self.timeout,
             canary: self.canary,
             tls: match (self.no_tls, self.tls_certificate, self.tls_key) {
-                (false, Some(certificate), Some(key)) => Some(TlsWish::With(TlsFiles { certificate, key })),
-                (is_off, ..) => is_off.then_some(TlsWish::Off),
+                (false, Some(certificate), Some(key)) => {
+                    Some(TlsRequest::With(TlsFiles { certificate, key }))
+                }
+                (is_off, ..) => is_off.then_some(TlsRequest::Off),
             },
             data: (!self.data.is_empty())
                 .then(|| self.data.into_iter().filter(|url| url != "none").collect()),

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 use rekindle_daemon::parse_bytes;
-use rekindle_protocol::tenant::{Bound, QuotaWish, Rate};
+use rekindle_protocol::tenant::{LimitChange, QuotaRequest, Rate};
 
 use crate::completion;
 
@@ -47,25 +47,25 @@ pub enum TenantCommand {
 pub struct QuotaArguments {
     /// The most GPU memory of all instances, such as 40G; none: as much as there is.
     #[arg(long, value_name = "SIZE|none", value_parser = bound(parse_bytes))]
-    memory: Option<Bound<u64>>,
+    memory: Option<LimitChange<u64>>,
     /// The most instances; none: as many as there can be.
     #[arg(long, value_name = "N|none", value_parser = bound(instances))]
-    instances: Option<Bound<NonZeroU32>>,
+    instances: Option<LimitChange<NonZeroU32>>,
     /// The most requests in a second, a minute or an hour, such as 10/s, 600/m or 1000/h; none: as many as come.
     #[arg(long, value_name = "N/s|none", value_parser = bound(str::parse::<Rate>))]
-    rate: Option<Bound<Rate>>,
+    rate: Option<LimitChange<Rate>>,
 }
 
 impl QuotaArguments {
-    pub fn wish(self) -> QuotaWish {
-        QuotaWish { memory: self.memory, instances: self.instances, rate: self.rate }
+    pub fn request(self) -> QuotaRequest {
+        QuotaRequest { memory: self.memory, instances: self.instances, rate: self.rate }
     }
 }
 
 fn bound<T>(
     parse: impl Fn(&str) -> Result<T, String> + Clone,
-) -> impl Fn(&str) -> Result<Bound<T>, String> + Clone {
-    move |text| if text == "none" { Ok(Bound::None) } else { parse(text).map(Bound::AtMost) }
+) -> impl Fn(&str) -> Result<LimitChange<T>, String> + Clone {
+    move |text| if text == "none" { Ok(LimitChange::None) } else { parse(text).map(LimitChange::AtMost) }
 }
 
 fn instances(text: &str) -> Result<NonZeroU32, String> {

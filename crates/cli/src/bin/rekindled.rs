@@ -12,10 +12,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rekindle_cli::PlaceArguments;
+use rekindle_cli::PathArguments;
 use rekindle_cli::settings::{self, Settings};
 use rekindle_daemon::{
-    CacheLimits, Daemon, DataLimits, PageSettings, Places, PoolSize, ServiceSettings, parse_bytes,
+    CacheLimits, Daemon, DataLimits, PageSettings, Paths, PoolSize, ServiceSettings, parse_bytes,
     parse_page_address,
 };
 use rekindle_device::Platform;
@@ -26,7 +26,7 @@ use rekindle_nvidia::{NvidiaPlatform, placement};
 #[command(name = "rekindled", version)]
 struct Arguments {
     #[command(flatten)]
-    places: PlaceArguments,
+    paths: PathArguments,
     /// The file with the settings; /etc/rekindle/rekindled.toml, or for others than root
     /// ~/.config/rekindle/rekindled.toml, if that is there.
     #[arg(long, value_name = "FILE", env = settings::VARIABLE)]
@@ -101,38 +101,32 @@ struct Arguments {
     node_port: Option<String>,
 }
 
-/// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
-///
-/// # Safety
-/// As for the C library's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mmap(
-    address: *mut c_void,
-    bytes: usize,
-    protection: c_int,
-    flags: c_int,
-    descriptor: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: the caller's promise is handed on.
-    unsafe { placement::mmap(address, bytes, protection, flags, descriptor, offset) }
+macro_rules! exported {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As for the C library's.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            address: *mut c_void,
+            bytes: usize,
+            protection: c_int,
+            flags: c_int,
+            descriptor: c_int,
+            offset: i64,
+        ) -> *mut c_void {
+            // SAFETY: the caller's promise is handed on.
+            unsafe { placement::mmap(address, bytes, protection, flags, descriptor, offset) }
+        }
+    )*};
 }
 
-/// The same under the name that large offsets once had.
-///
-/// # Safety
-/// As for the C library's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mmap64(
-    address: *mut c_void,
-    bytes: usize,
-    protection: c_int,
-    flags: c_int,
-    descriptor: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: the caller's promise is handed on.
-    unsafe { placement::mmap(address, bytes, protection, flags, descriptor, offset) }
+exported! {
+    /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
+    mmap;
+    /// The same under the name that large offsets once had.
+    mmap64;
 }
 
 fn main() -> ExitCode {
@@ -184,25 +178,25 @@ fn main() -> ExitCode {
 fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     rekindle_protocol::descriptors::make_room();
     let pool = PoolSize { per_gpu: arguments.pool, most: arguments.pool_limit };
-    let given = arguments.places;
-    let mut places = Places::new(given.socket, given.state, given.run_dir)?;
-    places.log_max = arguments.log_max;
-    places.publish_wait = Duration::from_secs(arguments.publish_wait);
+    let given = arguments.paths;
+    let mut paths = Paths::new(given.socket, given.state, given.run_dir)?;
+    paths.log_max = arguments.log_max;
+    paths.publish_wait = Duration::from_secs(arguments.publish_wait);
     if arguments.background {
         // Fails where this process leads a group already; then it has left the terminal's anyway.
         let _ = nix::unistd::setsid();
     }
     let log = env_logger::Env::default().filter_or("REKINDLE_LOG", "info");
     if arguments.background {
-        places.prepare()?;
+        paths.prepare()?;
         let file = std::fs::OpenOptions::new()
             .read(true)
             .append(true)
             .create(true)
-            .open(places.daemon_log())
+            .open(paths.daemon_log())
             .map_err(|source| rekindle_daemon::Error::Io {
                 action: "open",
-                path: places.daemon_log(),
+                path: paths.daemon_log(),
                 source,
             })?;
         let words = rekindle_daemon::Words::new(file, arguments.log_max);
@@ -223,15 +217,15 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     let memory = arguments.service_memory.filter(|bytes| *bytes > 0);
     let otlp_endpoint = arguments.otlp_endpoint.filter(|endpoint| !endpoint.is_empty());
     let services = ServiceSettings { memory, access_log: arguments.access_log, otlp_endpoint };
-    let daemon = Daemon::open(places, pool, caches, data, services)?;
+    let daemon = Daemon::open(paths, pool, caches, data, services)?;
     if let Some(address) = &arguments.node_port {
         rekindle_daemon::listen_to_nodes(&daemon, address)?;
     }
     if let Some(address) = arguments.page_port {
         rekindle_daemon::open_page(&daemon, &PageSettings { address, names: arguments.page_names });
     }
-    let listener = rekindle_daemon::listen(&daemon.places.socket)?;
-    log::info!("listens on {}", daemon.places.socket.display());
+    let listener = rekindle_daemon::listen(&daemon.paths.socket)?;
+    log::info!("listens on {}", daemon.paths.socket.display());
     if arguments.background {
         leave_stderr()
             .map_err(|source| rekindle_daemon::Error::System { action: "leave the terminal", source })?;

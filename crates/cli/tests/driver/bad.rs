@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::driver::standin::Scene;
+use crate::driver::standin::Fixture;
 use crate::driver::support::{Program, goes_on, output};
 use crate::harness::{Rekindle, wait};
 
@@ -32,7 +32,7 @@ impl Drop for Mounted {
 #[test]
 fn a_disk_that_is_full_at_any_point_undoes_the_checkpoint() {
     for megabytes in [1, 2, 6, 12, 20, 32] {
-        let scene = Scene::new();
+        let scene = Fixture::new();
         let state = scene.rekindle.path("state");
         fs::create_dir(&state).unwrap();
         let _mounted = Mounted::new(&state, megabytes);
@@ -50,7 +50,7 @@ fn a_disk_that_is_full_at_any_point_undoes_the_checkpoint() {
 
 #[test]
 fn a_damaged_part_is_told_by_name_and_nothing_runs() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let rekindle = &scene.rekindle;
     let program = scene.start_with(1);
     assert!(scene.checkpoint(&program, "image", "--stop").status.success());

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use serde_json::json;
 
 use crate::driver::container_prove::has_proven;
-use crate::driver::standin::Scene;
+use crate::driver::standin::Fixture;
 use crate::driver::support::{numbers, tracer};
 use crate::harness::{Rekindle, end_of, kill, wait};
 
@@ -141,7 +141,7 @@ struct Device {
 }
 
 impl Device {
-    fn describe(scene: &Scene, programs: &Path) -> Device {
+    fn describe(scene: &Fixture, programs: &Path) -> Device {
         let mounts = scene.paths().into_iter().chain([programs.to_path_buf()]);
         let mounts: Vec<_> = mounts
             .map(|path| json!({ "hostPath": path, "containerPath": path, "options": ["rbind"] }))
@@ -235,7 +235,7 @@ fn a_container_goes_on_beside_its_image_and_the_image_continues_it_with_its_file
 #[test]
 fn a_container_s_gpu_half_is_taken_and_brought_back() {
     let Some(base) = Base::new() else { return };
-    let mut scene = Scene::new();
+    let mut scene = Fixture::new();
     let command = scene.command(2);
     let words: Vec<_> = command.iter().map(String::as_str).collect();
     let device = Device::describe(&scene, Path::new(words[1]).parent().unwrap());
@@ -347,7 +347,7 @@ fn flip_a_byte(path: &Path) {
 #[test]
 fn a_container_goes_on_when_the_daemon_or_criu_is_killed() {
     let Some(base) = Base::new() else { return };
-    let mut scene = Scene::new();
+    let mut scene = Fixture::new();
     let command = scene.command(2);
     let words: Vec<_> = command.iter().map(String::as_str).collect();
     let device = Device::describe(&scene, Path::new(words[1]).parent().unwrap());

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::driver::standin::Scene;
+use crate::driver::standin::Fixture;
 use crate::driver::support::tracer;
 use crate::harness::{end_of, kill, wait};
 
@@ -12,7 +12,7 @@ const ACTIONS: [&str; 5] = ["fail", "lie", "hang", "kill", "kill-after"];
 #[test]
 fn a_step_that_goes_wrong_is_undone_or_mended() {
     for (step, action) in STEPS.iter().flat_map(|step| ACTIONS.map(|action| (step, action))) {
-        let scene = if action == "hang" { Scene::limited() } else { Scene::new() };
+        let scene = if action == "hang" { Fixture::limited() } else { Fixture::new() };
         let program = scene.start();
         scene.plan(&format!("{step} {action} 1"));
         let output = scene.checkpoint(&program, "image", "--leave-running");
@@ -30,7 +30,7 @@ fn a_step_that_goes_wrong_is_undone_or_mended() {
 
 #[test]
 fn a_restore_that_goes_wrong_gives_everything_back() {
-    let scene = Scene::limited();
+    let scene = Fixture::limited();
     let program = scene.start();
     assert!(scene.checkpoint(&program, "image", "--stop").status.success());
     for (step, action) in ["restore", "unlock"].iter().flat_map(|step| ACTIONS.map(|action| (step, action))) {
@@ -46,7 +46,7 @@ fn a_restore_that_goes_wrong_gives_everything_back() {
 #[test]
 fn a_killed_daemon_s_helper_brings_the_program_back() {
     for point in ["checkpoint-begun", "detached", "frozen", "before-commit"] {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         let program = scene.start();
         scene.rekindle.set_fault(Some(&format!("{point}:kill")));
         scene.kills_daemon(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"]);
@@ -63,7 +63,7 @@ fn a_killed_daemon_s_helper_brings_the_program_back() {
 #[test]
 fn a_program_that_is_killed_meanwhile_is_told_and_leaves_nothing() {
     for point in ["quiesced", "detached", "pages-begun", "frozen"] {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         let program = scene.start();
         scene.rekindle.set_fault(Some(&format!("{point}:hang")));
         let pid = program.pid();
@@ -88,7 +88,7 @@ fn a_program_that_is_killed_meanwhile_is_told_and_leaves_nothing() {
 #[test]
 fn a_process_of_several_that_is_killed_meanwhile_is_named_and_the_other_goes_on() {
     for point in ["driver-locked", "driver-checkpointed", "detached", "pages-begun", "frozen"] {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         let program = scene.start();
         scene.rekindle.set_fault(Some(&format!("{point}:hang")));
         let (pid, child) = (program.pid(), program.child());
@@ -118,7 +118,7 @@ fn a_process_of_several_that_is_killed_meanwhile_is_named_and_the_other_goes_on(
 
 #[test]
 fn a_killed_criu_leaves_nothing_locked() {
-    let mut scene = Scene::new();
+    let mut scene = Fixture::new();
     let program = scene.start();
     scene.rekindle.set_fault(Some("frozen:hang"));
     let pid = program.pid();
@@ -140,7 +140,7 @@ fn a_killed_criu_leaves_nothing_locked() {
 #[test]
 fn a_criu_that_is_killed_while_it_waits_is_replaced_and_later_is_told() {
     for is_replaced in [true, false] {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         scene.rekindle.set_fault((!is_replaced).then_some("pages-begun:hang"));
         let program = scene.start_with(1);
         scene.write("kernel", "");
@@ -181,7 +181,7 @@ fn a_criu_that_is_killed_while_it_waits_is_replaced_and_later_is_told() {
 #[test]
 fn a_daemon_killed_during_a_restore_leaves_nothing() {
     for point in ["restore-complete", "restore-running"] {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         let program = scene.start();
         assert!(scene.checkpoint(&program, "image", "--stop").status.success());
         scene.rekindle.set_fault(Some(&format!("{point}:kill")));

@@ -1,7 +1,7 @@
 //! Programs that use a GPU, in driver mode: what comes back, and what is refused before anything is touched.
 
 use crate::driver::bad::Mounted;
-use crate::driver::standin::Scene;
+use crate::driver::standin::Fixture;
 use crate::driver::support::{Program, numbers};
 use crate::harness::{GPU_COUNTER, wait};
 
@@ -13,7 +13,7 @@ fn said(output: std::process::Output) -> String {
 
 #[test]
 fn a_tree_goes_on_beside_its_image_and_the_image_continues_it() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let rekindle = &scene.rekindle;
     let mut program = scene.start();
     let report = rekindle.json(&["checkpoint", "--pid", &program.pid(), "--to", "one", "--leave-running"]);
@@ -54,7 +54,7 @@ fn a_tree_goes_on_beside_its_image_and_the_image_continues_it() {
 
 #[test]
 fn a_program_in_a_sandbox_of_mode_driver_is_checkpointed_and_restored_again_and_again() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let rekindle = &scene.rekindle;
     let command = scene.command(2);
     let mut arguments = vec!["run", "-d", "--mode", "driver", "--name", "counter", "--"];
@@ -79,7 +79,7 @@ fn a_program_in_a_sandbox_of_mode_driver_is_checkpointed_and_restored_again_and_
 
 #[test]
 fn the_gpus_must_be_the_same_kind_and_are_mapped_by_their_uuids() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let rekindle = &scene.rekindle;
     let program = scene.start_with(1);
     assert!(scene.checkpoint(&program, "image", "--stop").status.success());
@@ -116,7 +116,7 @@ fn the_gpus_must_be_the_same_kind_and_are_mapped_by_their_uuids() {
 
 #[test]
 fn an_image_without_a_part_of_a_gpu_process_is_never_restored() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let rekindle = &scene.rekindle;
     let program = scene.start();
     assert!(scene.checkpoint(&program, "image", "--stop").status.success());
@@ -146,7 +146,7 @@ fn an_image_without_a_part_of_a_gpu_process_is_never_restored() {
 
 #[test]
 fn what_the_host_or_the_gpu_cannot_hold_is_refused_first() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     scene.write("used", "1125899906842624\n");
     let program = scene.start();
     let error = said(scene.checkpoint(&program, "image", "--leave-running"));
@@ -157,7 +157,7 @@ fn what_the_host_or_the_gpu_cannot_hold_is_refused_first() {
 
 #[test]
 fn a_disk_that_is_full_of_pages_undoes_the_checkpoint() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let program = scene.start_with(1);
     let dumps = scene.rekindle.path("state/dumps");
     scene.rekindle.json(&["ps"]);
@@ -174,7 +174,7 @@ fn a_disk_that_is_full_of_pages_undoes_the_checkpoint() {
 
 #[test]
 fn a_kernel_that_runs_too_long_is_told_and_the_program_goes_on() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let program = scene.start_with(1);
     scene.write("kernel", "");
     wait("the kernel", || scene.has("kernel-runs"));
@@ -190,7 +190,7 @@ fn a_kernel_that_runs_too_long_is_told_and_the_program_goes_on() {
 
 #[test]
 fn processes_that_share_gpu_memory_through_nccl_are_refused_before_they_are_lost() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let sharing = scene.start_in(2, &[("LIKE_NCCL", "1")]);
     let error = said(scene.checkpoint(&sharing, "image", "--stop"));
     assert!(error.contains("share GPU memory") && error.contains("NCCL_P2P_DISABLE=1"), "{error}");
@@ -204,7 +204,7 @@ fn processes_that_share_gpu_memory_through_nccl_are_refused_before_they_are_lost
 
 #[test]
 fn a_process_with_much_on_several_gpus_is_refused_before_it_is_lost() {
-    let mut scene = Scene::new();
+    let mut scene = Fixture::new();
     scene.write("everywhere", "");
     let program = scene.start_with(1);
     assert!(scene.checkpoint(&program, "little", "--leave-running").status.success());
@@ -227,7 +227,7 @@ fn a_process_with_much_on_several_gpus_is_refused_before_it_is_lost() {
 
 #[test]
 fn a_process_that_somebody_else_has_locked_is_left_alone() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let program = scene.start_with(1);
     scene.call("cuCheckpointProcessLock", &program.pid());
     let error = said(scene.checkpoint(&program, "image", "--leave-running"));
@@ -247,7 +247,7 @@ fn a_device_that_the_driver_cannot_let_go_of_is_named() {
             let _ = std::fs::remove_file(&self.0);
         }
     }
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let device = Device(format!("/dev/nvidia-rekindle-test-{}", std::process::id()));
     std::fs::write(&device.0, "").unwrap();
     let code = format!("import time\nf = open({:?})\nprint(0, flush=True)\ntime.sleep(60)", device.0);
@@ -260,7 +260,7 @@ fn a_device_that_the_driver_cannot_let_go_of_is_named() {
 
 #[test]
 fn modes_and_gpus_that_contradict_each_other_are_refused() {
-    let scene = Scene::new();
+    let scene = Fixture::new();
     let rekindle = &scene.rekindle;
     let error = rekindle.refused(&["run", "-d", "--mode", "driver", "--gpu", "emulated", "--", "true"]);
     assert!(error.contains("--mode sandbox"), "{error}");

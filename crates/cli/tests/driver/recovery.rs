@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use crate::driver::standin::Scene;
+use crate::driver::standin::Fixture;
 use crate::driver::support::Program;
 use crate::harness::{end_of, kill, wait};
 
 /// Kills daemon and helper when a checkpoint has come to this point. Its journal is what is left.
-fn strand(scene: &mut Scene, program: &Program, fault: &str, point: &str, after: &str) {
+fn strand(scene: &mut Fixture, program: &Program, fault: &str, point: &str, after: &str) {
     scene.rekindle.set_fault(Some(fault));
     let pid = program.pid();
     let mut command = scene.rekindle.command(&["checkpoint", "--pid", &pid, "--to", "image", after]);
@@ -33,7 +33,7 @@ fn after_daemon_and_helper_were_killed_the_next_daemon_brings_the_program_back()
         ("", "driver-restoring:hang"),
         ("", "driver-unlocking:hang"),
     ] {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         let program = scene.start();
         // What is to be stopped is held until the image is there.
         let (point, after) = match helper.split_once(':') {
@@ -52,7 +52,7 @@ fn after_daemon_and_helper_were_killed_the_next_daemon_brings_the_program_back()
 
 #[test]
 fn what_cannot_be_brought_back_at_once_is_tried_again() {
-    let mut scene = Scene::new();
+    let mut scene = Fixture::new();
     let program = scene.start_with(1);
     strand(&mut scene, &program, "driver-checkpointed:hang", "driver-checkpointed", "--leave-running");
     // More often than a helper is replaced at once.
@@ -68,7 +68,7 @@ fn what_cannot_be_brought_back_at_once_is_tried_again() {
 
 #[test]
 fn a_checkpoint_waits_until_what_an_earlier_daemon_left_runs_again() {
-    let mut scene = Scene::new();
+    let mut scene = Fixture::new();
     let program = scene.start();
     strand(&mut scene, &program, "driver-checkpointed:hang", "driver-checkpointed", "--leave-running");
     scene.rekindle.set_fault(Some("driver-recovering:hang"));
@@ -89,7 +89,7 @@ fn a_checkpoint_waits_until_what_an_earlier_daemon_left_runs_again() {
 /// As a helper leaves it that was started after the next daemon had looked, and died.
 #[test]
 fn a_journal_that_nobody_works_on_is_finished() {
-    let mut scene = Scene::new();
+    let mut scene = Fixture::new();
     let program = scene.start_with(1);
     strand(&mut scene, &program, "driver-locked:hang", "driver-locked", "--leave-running");
     let name = format!("state/driver/pid-{}.json", program.pid());

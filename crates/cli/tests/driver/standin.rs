@@ -18,7 +18,7 @@ const LIMIT: &str = "6000";
 /// In place of the kernel's switch for large pages.
 const HUGE_PAGES: &str = "huge-pages";
 
-pub struct Scene {
+pub struct Fixture {
     pub rekindle: Rekindle,
     directory: TempDir,
     switches: String,
@@ -44,18 +44,18 @@ fn library() -> &'static Path {
     &LIBRARY.get_or_init(made).1
 }
 
-impl Scene {
-    pub fn new() -> Scene {
-        Scene::with("")
+impl Fixture {
+    pub fn new() -> Fixture {
+        Fixture::with("")
     }
 
     /// With a limit to each of the driver's steps, for one that hangs.
-    pub fn limited() -> Scene {
-        Scene::with(&format!("driver.step-ms={LIMIT}"))
+    pub fn limited() -> Fixture {
+        Fixture::with(&format!("driver.step-ms={LIMIT}"))
     }
 
     /// With switches of the daemon's.
-    fn with(switches: &str) -> Scene {
+    fn with(switches: &str) -> Fixture {
         let directory = tempfile::tempdir().unwrap();
         let huge_pages = directory.path().join(HUGE_PAGES);
         fs::write(&huge_pages, "always [madvise] never\n").unwrap();
@@ -66,7 +66,7 @@ impl Scene {
             ("STANDIN_DIR", directory.path().to_str().unwrap()),
         ];
         let rekindle = Rekindle::with(&own);
-        let scene = Scene { rekindle, directory, switches: switches.clone() };
+        let scene = Fixture { rekindle, directory, switches: switches.clone() };
         scene.write("gpus", "1 H200 100000000 50000000\n2 H200 100000000 50000000\n");
         scene
     }
@@ -126,7 +126,7 @@ impl Scene {
         self.start_in(processes, &[])
     }
 
-    /// As [`Scene::start_with`], with these variables in its environment.
+    /// As [`Fixture::start_with`], with these variables in its environment.
     pub fn start_in(&self, processes: usize, variables: &[(&str, &str)]) -> Program {
         let words = self.command(processes);
         let mut command = Command::new(&words[0]);
@@ -150,7 +150,7 @@ impl Scene {
         }
     }
 
-    /// As [`Scene::go_on`] where a part of it was counted before: by a restore that failed after the program ran.
+    /// As [`Fixture::go_on`] where a part of it was counted before: by a restore that failed after the program ran.
     pub fn grow(&self, processes: usize) {
         for number in 0..processes {
             let before = numbers(&self.output(number)).len();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rekindle_protocol::worker::CACHE_SLOT;
 use rekindle_store::ContentHash;
 
-use super::chunks::At;
+use super::chunks::ChunkLocation;
 use super::index::{Index, Priority, Slot};
 use super::limits::divide;
 use super::memory::Memory;
@@ -34,7 +34,7 @@ impl Cache {
     }
 
     /// Where a slot lies, for workers.
-    pub fn at(&self, slot: Slot) -> Option<At> {
+    pub fn at(&self, slot: Slot) -> Option<ChunkLocation> {
         let memory = self.memories.get(&slot.memory)?;
         Some((memory.described.number, u64::from(slot.number) * CACHE_SLOT))
     }
@@ -44,7 +44,7 @@ impl Cache {
         &mut self,
         chunks: impl Iterator<Item = ContentHash>,
         priority: Priority,
-        found: &mut HashMap<ContentHash, At>,
+        found: &mut HashMap<ContentHash, ChunkLocation>,
         memories: &mut BTreeMap<u32, Arc<Memory>>,
     ) -> Vec<ContentHash> {
         let lent = self.index.borrow(chunks, priority);

@@ -13,7 +13,7 @@ pub struct Chunk<'i> {
 }
 
 /// Where a chunk lies: the memory's number, and bytes from its start.
-pub type At = (u32, u64);
+pub type ChunkLocation = (u32, u64);
 
 /// All chunks of buffers on the first GPU that are not zero, in their order.
 pub fn of(image: &Image) -> Vec<Chunk<'_>> {
@@ -42,7 +42,7 @@ pub fn by_hash<'c, 'i>(chunks: &'c [Chunk<'i>]) -> HashMap<ContentHash, &'c Chun
 /// Those that lie somewhere, neighbours in one row.
 pub fn rows<'c, 'i: 'c>(
     chunks: impl Iterator<Item = &'c Chunk<'i>>,
-    found: &HashMap<ContentHash, At>,
+    found: &HashMap<ContentHash, ChunkLocation>,
 ) -> Vec<Cached> {
     let mut rows: Vec<Cached> = Vec::new();
     for chunk in chunks {

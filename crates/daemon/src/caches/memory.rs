@@ -5,8 +5,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory};
 
 use super::index::Slot;
@@ -16,56 +18,27 @@ pub struct Memory {
     /// What workers get.
     descriptor: OwnedFd,
     /// Of the host: where the daemon has it.
-    base: Option<Mapping>,
-}
-
-struct Mapping {
-    base: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: the mapping is written to by `Memory::slot` alone, whose callers keep to one for each slot.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `Memory::of_host`, and nobody has a slice of it: slices borrow the memory.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
-    }
+    mapping: Option<MmapRaw>,
 }
 
 impl Memory {
     pub fn of_host(number: u32, bytes: u64) -> io::Result<Memory> {
-        // SAFETY: the name ends with a zero byte.
-        let descriptor = unsafe { libc::memfd_create(c"rekindle-cache".as_ptr(), libc::MFD_CLOEXEC) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just made this descriptor for us.
-        let file = unsafe { File::from_raw_fd(descriptor) };
+        let file = File::from(memfd_create(c"rekindle-cache", MFdFlags::MFD_CLOEXEC)?);
         file.set_len(bytes)?;
-        let length = bytes as usize;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping of an open file, and advice about it: huge pages are filled and registered faster.
-        let base = unsafe {
-            let base =
-                libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0);
-            if base == libc::MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            libc::madvise(base, length, libc::MADV_HUGEPAGE);
-            base
-        };
-        let base = Some(Mapping { base: base.cast(), bytes: length });
+        let mapping = MmapOptions::new().len(bytes as usize).map_raw(&file)?;
+        // Huge pages are filled and registered faster.
+        let _ = mapping.advise(Advice::HugePage);
         let descriptor = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into();
-        Ok(Memory { described: CacheMemory { number, bytes, device: None }, descriptor, base })
+        Ok(Memory {
+            described: CacheMemory { number, bytes, device: None },
+            descriptor,
+            mapping: Some(mapping),
+        })
     }
 
     /// Of a GPU, as a worker has made it.
     pub fn of_gpu(described: CacheMemory, descriptor: OwnedFd) -> Memory {
-        Memory { described, descriptor, base: None }
+        Memory { described, descriptor, mapping: None }
     }
 
     pub fn descriptor(&self) -> BorrowedFd<'_> {
@@ -78,11 +51,11 @@ impl Memory {
     /// The caller alone uses the slot: it was claimed, and is neither filled nor dropped yet.
     #[expect(clippy::mut_from_ref, reason = "each slot has one who fills it, as the caller promises")]
     pub unsafe fn slot(&self, slot: Slot, bytes: u64) -> Option<&mut [u8]> {
-        let (mapping, at) = (self.base.as_ref()?, u64::from(slot.number) * CACHE_SLOT);
-        if bytes > CACHE_SLOT || at + bytes > mapping.bytes as u64 {
+        let (mapping, at) = (self.mapping.as_ref()?, u64::from(slot.number) * CACHE_SLOT);
+        if bytes > CACHE_SLOT || at + bytes > mapping.len() as u64 {
             return None;
         }
         // SAFETY: within the mapping, and nobody else's by the caller's promise.
-        Some(unsafe { std::slice::from_raw_parts_mut(mapping.base.add(at as usize), bytes as usize) })
+        Some(unsafe { std::slice::from_raw_parts_mut(mapping.as_mut_ptr().add(at as usize), bytes as usize) })
     }
 }

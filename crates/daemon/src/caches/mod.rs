@@ -53,7 +53,7 @@ pub struct Caches {
     /// By the GPU's name, as `--gpu` gives it.
     gpus: Mutex<BTreeMap<String, Cache>>,
     /// The chunks of images, or of their halves, that were filled in or lent, by their paths.
-    images: Mutex<HashMap<PathBuf, Known>>,
+    images: Mutex<HashMap<PathBuf, CachedImage>>,
     numbers: AtomicU32,
     /// Held by the one that fills.
     filling: Mutex<()>,
@@ -62,7 +62,7 @@ pub struct Caches {
 }
 
 /// What is known of an image.
-struct Known {
+struct CachedImage {
     chunks: Vec<ContentHash>,
     /// Contents of its buffers that can be shared, with their sizes.
     shared: Vec<(ContentHash, u64)>,
@@ -173,7 +173,7 @@ impl Caches {
 
     /// The image is no more: what it alone needed goes first.
     pub fn forget(&self, image: &Path) {
-        let halves: Vec<Known> = {
+        let halves: Vec<CachedImage> = {
             let mut images = lock(&self.images);
             images.extract_if(|path, _| path.starts_with(image)).map(|(_, known)| known).collect()
         };
@@ -219,7 +219,7 @@ impl Caches {
         let mut images = lock(&self.images);
         let before = images.get(image.path()).map_or(priority, |known| known.priority);
         let priority = before.max(priority);
-        let known = Known { chunks: distinct.into_iter().collect(), shared, priority };
+        let known = CachedImage { chunks: distinct.into_iter().collect(), shared, priority };
         images.insert(image.path().to_path_buf(), known);
         priority
     }

@@ -1,18 +1,18 @@
 //! One attempt: CPU half and GPU half brought to a stand and written side by side, and all undone if that fails.
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
 use rekindle_device::Slice;
 use rekindle_driver::Hold;
+use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Limits, Mode, Report};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
-use rekindle_protocol::worker::Status;
-use rekindle_sandbox::pages::{Ahead, Layout, Served};
+use rekindle_protocol::worker::{Phase, Status};
+use rekindle_sandbox::pages::{Layout, PreCopy, Served};
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT, connected};
 use rekindle_store::Draft;
 
@@ -25,7 +25,7 @@ use crate::network;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::last_image::{LastImage, Links, patience};
-use crate::sandboxes::quiesce::QuiesceBarrier;
+use crate::sandboxes::standstill::Standstill;
 use crate::timeline::{CPU, PAGES, Timeline};
 use crate::workers::{Worker, gpu_half};
 
@@ -37,7 +37,7 @@ use super::{CheckpointRequest, Purpose};
 const PAGE: u64 = 4096;
 
 /// How it went.
-pub(super) struct Taken {
+pub(super) struct AttemptReport {
     /// For how long the program stood still.
     pub(super) stopped_us: u64,
     /// The processes whose GPU halves there are.
@@ -74,9 +74,16 @@ pub(super) enum Gpu<'a> {
 
 /// What is known of the GPU halves, and keeps them where they are.
 pub(super) struct QuiescedGpu<'a> {
-    pub(super) barriers: &'a [QuiesceBarrier<'a>],
+    pub(super) standing: Option<&'a Standstill<'a>>,
     pub(super) status: Option<&'a Status>,
     pub(super) hold: Option<&'a Hold<'a>>,
+}
+
+impl QuiescedGpu<'_> {
+    /// The processes that have a worker each.
+    pub(super) fn clients(&self) -> impl Iterator<Item = &Quiesced> {
+        self.standing.into_iter().flat_map(Standstill::clients)
+    }
 }
 
 /// One attempt.
@@ -109,17 +116,17 @@ pub(super) struct Attempt<'a> {
     /// The id of the image, once it is there.
     pub(super) made: OnceLock<String>,
     /// Its ports, where who comes waits from the freeze until it goes on.
-    pub(super) published: Option<&'a network::Place>,
+    pub(super) published: Option<&'a network::SandboxNetwork>,
     pub(super) reply: &'a Reply<'a>,
 }
 
 impl<'a> Attempt<'a> {
-    pub(super) fn make(&self, draft: Draft) -> Result<Taken> {
+    pub(super) fn make(&self, draft: Draft) -> Result<AttemptReport> {
         self.step("checkpoint-begun")?;
         self.take(draft).inspect_err(|_| self.give_up_drain())
     }
 
-    pub(super) fn report(&self, taken: &Taken) -> Report {
+    pub(super) fn report(&self, taken: &AttemptReport) -> Report {
         let Subject { name, mode, .. } = &self.subject;
         log::info!("{name:?} is in image {:?}", self.request.to);
         Report {
@@ -143,39 +150,49 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Brings all processes that use the GPU to a stand. If one does not come to it, all go on.
-    fn quiesce(&self) -> Result<Vec<QuiesceBarrier<'_>>> {
-        let Gpu::Workers { sandbox, workers } = &self.gpu else { return Ok(Vec::new()) };
-        self.reply.progress("quiesce", 0, 0);
-        self.timeline.time("quiesce", || {
-            gpu_half::each(workers, |worker| QuiesceBarrier::begin(sandbox, worker, self.contents()))
-        })
+    /// The end of a worker, if what failed may have come of it: the process that it served may end in turn, in the middle of its
+    /// dump. Otherwise what failed.
+    pub(super) fn caused_by_worker(&self, error: Error) -> std::result::Result<Error, Error> {
+        let failure = || self.workers().iter().find_map(|worker| worker.failure("save the GPU half"));
+        match error {
+            Error::WorkerEnded { .. } if failure().is_some() => Ok(error),
+            error if error.may_come_of_an_end() => failure().ok_or(error),
+            error => Err(error),
+        }
     }
 
-    fn take(&self, draft: Draft) -> Result<Taken> {
+    /// Brings all processes that use the GPU to a stand. If one does not come to it, all go on.
+    fn quiesce(&self) -> Result<Option<Standstill<'_>>> {
+        let Gpu::Workers { sandbox, workers } = &self.gpu else { return Ok(None) };
+        self.reply.progress("quiesce", 0, 0);
+        self.timeline.time("quiesce", || Standstill::begin(sandbox, workers, self.contents())).map(Some)
+    }
+
+    fn take(&self, draft: Draft) -> Result<AttemptReport> {
         // All are on the same GPUs.
         let status = self.workers().first().map(|worker| worker.status()).transpose()?;
-        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
+        let scratch = Scratch::make(self.daemon.paths.dumps().join(&self.subject.id))?;
         self.release_driver();
         self.write_ahead(&draft)?;
-        let ahead = self.copy_ahead(&scratch.path)?;
+        let pre_copy = self.copy_ahead(&scratch.path)?;
         let (pages, criu_end) = Pages::begin(&scratch.path)?;
         let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);
         spec.page_server = Some(criu_end.as_fd());
-        spec.ahead = ahead.is_some();
+        spec.ahead = pre_copy.is_some();
         spec.steps_told = log::log_enabled!(log::Level::Debug);
         let program = self.daemon.pool.program.clone().into_os_string();
         spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
         let prepared = self.prepare(&mut spec);
-        self.copy_again(ahead.as_ref());
+        self.copy_again(pre_copy.as_ref());
         let stopped = Instant::now();
-        let mut barriers = self.quiesce()?;
+        let mut standing = self.quiesce()?;
         self.step("quiesced")?;
-        for barrier in &mut barriers {
-            let pid = self.client_pid(barrier)?;
+        for barrier in standing.iter_mut().flat_map(Standstill::barriers_mut) {
+            let pid = self.client_pid(&barrier.client)?;
             self.timeline.time("detach", || barrier.detach(pid))?;
         }
-        spec.external_sockets = barriers.iter().map(|barrier| barrier.client.socket_inode as u32).collect();
+        let clients = standing.iter().flat_map(Standstill::clients);
+        spec.external_sockets = clients.map(|client| client.socket_inode as u32).collect();
         spec.external_sockets.sort_unstable();
         let (prepared, hold) = match self.gpu {
             // Making a process takes long in one as large as this.
@@ -191,25 +208,28 @@ impl<'a> Attempt<'a> {
         self.step("detached")?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
         let draft = Mutex::new(Some(draft));
-        let quiesced = QuiescedGpu { barriers: &barriers, status: status.as_ref(), hold: hold.as_ref() };
-        let pause = self.published.map(network::Place::pause);
-        self.dump(&draft, &spec, prepared, (pages, ahead.as_ref()), &quiesced)?;
+        let quiesced =
+            QuiescedGpu { standing: standing.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
+        let pause = self.published.map(network::SandboxNetwork::pause);
+        self.dump(&draft, &spec, prepared, (pages, pre_copy.as_ref()), &quiesced)?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
-        let gpu_processes = barriers.len() + driven + self.amd.len();
+        let gpu_processes = quiesced.clients().count() + driven + self.amd.len();
         match hold {
             Some(hold) if self.request.leave_running => driver_half::release(hold, self.timeline)?,
             Some(hold) => hold.forget(),
             None => {}
         }
-        match self.request.leave_running {
-            true if barriers.is_empty() => {}
-            true => self.timeline.time("resume", || QuiesceBarrier::resume_all(barriers))?,
-            false => barriers.into_iter().for_each(QuiesceBarrier::end),
+        match standing {
+            None => {}
+            Some(standing) if self.request.leave_running => {
+                self.timeline.time("resume", || standing.resume())?
+            }
+            Some(standing) => standing.end(),
         }
         let stopped_us = stopped.elapsed().as_micros() as u64;
         drop(pause);
         // Nothing stays protected unless it is of use to the next image.
-        let ahead = ahead.filter(|_| self.last_image.is_some() && patience().is_some());
+        let pre_copy = pre_copy.filter(|_| self.last_image.is_some() && patience().is_some());
         if self.request.leave_running {
             let (drained, taken) = std::thread::scope(|scope| {
                 let drained = scope.spawn(|| self.drain(&draft));
@@ -219,11 +239,11 @@ impl<'a> Attempt<'a> {
             drained.and(taken)?;
             self.seal(&draft)?;
         }
-        if let Some(ahead) = ahead {
-            self.keep_last(ahead);
+        if let Some(pre_copy) = pre_copy {
+            self.keep_last(pre_copy);
         }
         fault::point("committed")?;
-        Ok(Taken { stopped_us, gpu_processes })
+        Ok(AttemptReport { stopped_us, gpu_processes })
     }
 
     /// Takes the driver's half out of the program while that runs. What cannot be taken so is when it stands still.
@@ -262,8 +282,8 @@ impl<'a> Attempt<'a> {
         Ok(hold)
     }
 
-    pub(super) fn client_pid(&self, barrier: &QuiesceBarrier<'_>) -> Result<i32> {
-        let inside = barrier.client.process as i32;
+    pub(super) fn client_pid(&self, client: &Quiesced) -> Result<i32> {
+        let inside = client.process as i32;
         self.subject.cpu.host_pid(inside).ok_or_else(|| Error::Worker {
             action: "find the program's process",
             reason: format!("the client says that it is process {inside}, and there is none in the sandbox"),
@@ -276,12 +296,13 @@ impl<'a> Attempt<'a> {
         draft: &Mutex<Option<Draft>>,
         spec: &DumpSpec<'_>,
         prepared: Prepared,
-        (pages, ahead): (Pages<'_>, Option<&Ahead>),
+        (pages, pre_copy): (Pages<'_>, Option<&PreCopy>),
         quiesced: &QuiescedGpu<'_>,
     ) -> Result<()> {
-        let places = {
+        let paths = {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
-            places(draft.as_ref().ok_or(Error::NoDraft)?, quiesced.barriers)
+            let draft = draft.as_ref().ok_or(Error::NoDraft)?;
+            quiesced.standing.map_or_else(Vec::new, |standing| standing.paths(draft))
         };
         self.reply.progress("dump", 0, 0);
         let failure = Mutex::new(None);
@@ -291,25 +312,33 @@ impl<'a> Attempt<'a> {
             failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             sentence
         };
-        let saved = OnceLock::new();
-        let first = (!places.is_empty()).then_some(&saved);
+        let (saved, stands) = (OnceLock::new(), OnceLock::new());
+        let first = (!paths.is_empty()).then_some(&saved);
         let areas = driver_half::areas(quiesced.hold);
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
             let populate = self.subject.mode == Mode::Driver;
             let host_pid = |pid| self.subject.cpu.host_pid(pid);
-            let pages =
-                scope.spawn(move || pages.serve(&host_pid, areas, populate, first, ahead).map_err(fail));
-            let save = first.map(|saved| scope.spawn(|| self.save(&places, Done(saved))));
-            let files = scope.spawn(|| self.subject.cpu.known_files());
+            let until_stands = &stands;
+            let pages = scope.spawn(move || {
+                let _ended = Done(until_stands);
+                pages.serve(&host_pid, areas, populate, first, pre_copy, Some(until_stands)).map_err(fail)
+            });
+            let save = first.map(|saved| scope.spawn(|| self.save(&paths, Done(saved))));
+            // Beside CRIU, from when it has brought the program to a stand.
+            let inventory = scope.spawn(|| {
+                let files = self.subject.cpu.known_files();
+                stands.wait();
+                self.subject.cpu.begin_inventory(&files)
+            });
             let dumped = self.subject.cpu.dump(spec, prepared, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();
                 let served = self.timeline.lane(CPU).wait("wait for the pages", &[PAGES], || pages.join());
                 let served = served.map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
                 *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
-                // What is not known is read then.
-                let files = files.join().unwrap_or_default();
-                let gathered = self.gather(frozen, draft, save, &places, quiesced, &files);
+                let lost = |_| "a thread that looked at the program panicked".to_string();
+                let inventory = inventory.join().map_err(lost)?.map_err(|error| fail(error.into()))?;
+                let gathered = self.gather(frozen, draft, save, &paths, quiesced, inventory);
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.request.leave_running {
                     true => Ok(()),
@@ -334,7 +363,7 @@ impl<'a> Attempt<'a> {
             Err(error) => {
                 self.undo(draft);
                 let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(cause.unwrap_or_else(|| self.daemon.places.keep_words(error)))
+                Err(cause.unwrap_or_else(|| self.daemon.paths.keep_words(error)))
             }
         }
     }
@@ -354,7 +383,17 @@ impl<'a> Attempt<'a> {
         // CRIU says how long freezing took and when all was written, and freezing is what it does first.
         let written = report.stats.pages_written * PAGE;
         cpu.note("freeze", start_us, freezing_us, 0);
-        cpu.note("dump", start_us + freezing_us, frozen_us.saturating_sub(freezing_us), written);
+        cpu.merge(
+            start_us,
+            [Phase {
+                name: "dump".into(),
+                start_us: freezing_us,
+                duration_us: frozen_us.saturating_sub(freezing_us),
+                bytes: written,
+                counts: [("areas known".to_string(), report.stats.known_areas)].into(),
+                ..Phase::default()
+            }],
+        );
         let end_us = frozen_us + micros(report.frozen_step);
         let after = if self.request.leave_running { "thaw" } else { "stop" };
         cpu.note(after, start_us + end_us, micros(report.total).saturating_sub(end_us), 0);
@@ -371,13 +410,5 @@ impl<'a> Attempt<'a> {
         {
             log::error!("the image of a checkpoint that failed stays: {error}");
         }
-    }
-}
-
-/// Where in the draft each half is written to.
-fn places(draft: &Draft, barriers: &[QuiesceBarrier<'_>]) -> Vec<PathBuf> {
-    match barriers {
-        [_] => vec![draft.path().to_path_buf()],
-        several => several.iter().map(|barrier| draft.half_path(barrier.client.process)).collect(),
     }
 }

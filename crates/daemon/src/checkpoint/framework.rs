@@ -2,16 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::{Limits, Mode, Report};
-use rekindle_protocol::mounts::Mounts;
-use rekindle_protocol::network::Network;
+use rekindle_protocol::daemon::{Framework, Report, Run};
 use rekindle_sandbox::RUN_PATH;
 
-use crate::checkpoint;
+use crate::checkpoint::{self, CheckpointRequest};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::frameworks::{DIRECTORY, Python, is_ready};
-use crate::lifecycle::run;
+use crate::frameworks::{DIRECTORY, is_ready, python};
+use crate::lifecycle::run::{self, RunRequest};
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 
@@ -21,59 +19,19 @@ const EVERY: Duration = Duration::from_millis(5);
 /// How long a program that is to end has for it.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the user asks for.
-pub struct FrameworkRequest {
-    pub image: String,
-    pub gpu: Option<String>,
-    /// The program; Python's if it is empty.
-    pub command: Vec<String>,
-    pub python: Python,
-    pub directory: String,
-    pub environment: Vec<(String, String)>,
-    /// How long the program may take to be ready.
-    pub limit: Duration,
-}
-
 /// Runs the program until it is ready, and takes it.
-pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Result<Report> {
+pub fn make(daemon: &Daemon, request: Framework, reply: &Reply<'_>) -> Result<Report> {
     // What is wrong with the name is told before the program runs.
     drop(daemon.store.begin(&request.image)?);
-    let command = if request.command.is_empty() { request.python.command() } else { request.command };
+    let command = if request.command.is_empty() { python::command(&request.python) } else { request.command };
     let mut environment = request.environment;
     environment.retain(|(name, _)| name != VARIABLE);
     environment.push((VARIABLE.to_string(), format!("{RUN_PATH}/{DIRECTORY}")));
     reply.progress("get ready", 0, 0);
-    let sandbox = run::run(
-        daemon,
-        run::RunRequest {
-            name: None,
-            gpu: request.gpu,
-            mode: Some(Mode::Sandbox),
-            command,
-            directory: request.directory,
-            environment,
-            network: Network::Host,
-            publish: Vec::new(),
-            user: None,
-            limits: Limits::default(),
-            tenant: None,
-            mounts: Mounts::default(),
-            allowed: Vec::new(),
-            framework: true,
-            terminal: None,
-            input: None,
-            recovery: None,
-        },
-    )?;
-    let taking = checkpoint::CheckpointRequest {
-        to: &request.image,
-        leave_running: false,
-        gpu_wait: Duration::ZERO,
-        framework: true,
-        prove: false,
-        purpose: checkpoint::Purpose::Image,
-    };
-    let taken = wait_ready(&sandbox, request.limit, reply)
+    let run = Run { gpu: request.gpu, command, directory: request.directory, environment, ..Run::default() };
+    let sandbox = run::run(daemon, RunRequest { run, framework: true, ..RunRequest::default() })?;
+    let taking = CheckpointRequest { to: &request.image, framework: true, ..CheckpointRequest::default() };
+    let taken = wait_ready(&sandbox, Duration::from_millis(request.limit_ms), reply)
         .and_then(|()| checkpoint::checkpoint(daemon, &sandbox, &taking, reply));
     match taken {
         // Of one that worked nothing is left but the image.

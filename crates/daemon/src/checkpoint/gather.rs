@@ -9,7 +9,7 @@ use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::tuning;
 use rekindle_protocol::worker::Contents;
 use rekindle_sandbox::pages::Layout;
-use rekindle_sandbox::{Frozen, KnownFiles, driver_socket, inherited, timers};
+use rekindle_sandbox::{Frozen, PartialInventory, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
 
 use crate::error::{Error, Result};
@@ -22,6 +22,7 @@ use crate::images::metadata::ImageMetadata;
 use crate::images::verify::cpu_half;
 use crate::restore::proof;
 use crate::sandboxes::members;
+use crate::sandboxes::standstill::{self, Standstill};
 use crate::timeline::{CPU, GPU};
 use crate::workers::{Worker, gpu_half};
 
@@ -29,13 +30,9 @@ use super::attempt::{Attempt, QuiescedGpu, Subject};
 
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
-    pub(super) fn save(&self, places: &[PathBuf], _done: Done<'_>) -> Result<Vec<Part>> {
+    pub(super) fn save(&self, paths: &[PathBuf], _done: Done<'_>) -> Result<Vec<Part>> {
         let _ = self.saved_us.set(self.timeline.elapsed_us());
-        let halves: Vec<_> = self.workers().iter().zip(places).collect();
-        let save = |(worker, place): &(&Arc<Worker>, &PathBuf)| {
-            gpu_half::save(worker, place, self.contents(), self.timeline)
-        };
-        Ok(gpu_half::each(&halves, save)?.concat())
+        standstill::save(self.workers(), paths, self.contents(), self.timeline)
     }
 
     /// GPU memory of a program that goes on is written before it stands still, where there would be no room for a copy.
@@ -84,9 +81,9 @@ impl Attempt<'_> {
         frozen: &Frozen<'_>,
         draft: &Mutex<Option<Draft>>,
         save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
-        places: &[PathBuf],
+        paths: &[PathBuf],
         quiesced: &QuiescedGpu<'_>,
-        files: &KnownFiles,
+        inventory: PartialInventory,
     ) -> Result<()> {
         self.step("frozen")?;
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,11 +91,11 @@ impl Attempt<'_> {
         let parts = self.timeline.lane(CPU).wait("wait for the GPU half", &[GPU], || join(save))?;
         draft.adopt(parts)?;
         self.step("saved")?;
-        for (worker, place) in self.workers().iter().zip(places) {
+        for (worker, place) in self.workers().iter().zip(paths) {
             draft.adopt(gpu_half::save_pinned(worker, place, self.timeline)?)?;
         }
         self.step("pinned-saved")?;
-        self.timeline.time("manifest", || self.describe(frozen, draft, quiesced, files))
+        self.timeline.time("manifest", || self.describe(frozen, draft, quiesced, inventory))
     }
 
     /// Puts the CPU half into the draft.
@@ -145,7 +142,7 @@ impl Attempt<'_> {
 
     /// Has the program's memory mapped from the image on a restore.
     fn convert(&self, draft: &Draft, images: &Path, based: Option<&Layout>) -> Result<()> {
-        let earlier = self.daemon.places.pages().join(&self.subject.id);
+        let earlier = self.daemon.paths.pages().join(&self.subject.id);
         let in_order = self.copied_ahead.get().is_none();
         let last = self.last_links.get().zip(based).map(|(links, based)| (links.path(), based));
         let (warnings, layout) = cpu_pages::convert(draft, images, &earlier, last, in_order)?;
@@ -168,8 +165,8 @@ impl Attempt<'_> {
     /// The processes that have a GPU half, as we see them.
     fn gpu_users(&self, quiesced: &QuiescedGpu<'_>) -> Result<Vec<i32>> {
         let mut users = quiesced.hold.map(|hold| hold.held.pids.clone()).unwrap_or_default();
-        for barrier in quiesced.barriers {
-            users.push(self.client_pid(barrier)?);
+        for client in quiesced.clients() {
+            users.push(self.client_pid(client)?);
         }
         users.extend(self.amd.iter().filter_map(|pid| self.subject.cpu.host_pid(*pid)));
         Ok(users)
@@ -180,11 +177,11 @@ impl Attempt<'_> {
         frozen: &Frozen<'_>,
         draft: &Draft,
         quiesced: &QuiescedGpu<'_>,
-        files: &KnownFiles,
+        inventory: PartialInventory,
     ) -> Result<()> {
         let Subject { name, command, gpu, mode, cpu, network, ports, limits, mounts, slice, .. } =
             &self.subject;
-        let inventory = frozen.inventory(files)?;
+        let inventory = frozen.inventory(inventory)?;
         members::all_live(&self.gpu_users(quiesced)?)?;
         let mut manifest = draft.manifest();
         manifest.mode = machine::mode(*mode);
@@ -195,12 +192,12 @@ impl Attempt<'_> {
             Some(half) => half.shown_gpus(),
             None => quiesced.status.map(machine::gpus).unwrap_or_default(),
         };
-        let clients: Vec<_> = quiesced.barriers.iter().map(|barrier| barrier.client.clone()).collect();
-        if clients.len() > 1 {
-            manifest.halves = clients.iter().map(|client| client.process).collect();
-        }
+        let clients: Vec<_> = quiesced.clients().cloned().collect();
+        manifest.halves = quiesced.standing.map(Standstill::apart).unwrap_or_default();
         manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
         let warnings = self.warn(inventory.attributes.lost());
+        let slices = self.workers().iter().map(|worker| worker.slice());
+        let slices = if clients.len() > 1 { slices.collect() } else { Vec::new() };
         let metadata = ImageMetadata {
             name: name.clone(),
             gpu: gpu.clone(),
@@ -215,6 +212,7 @@ impl Attempt<'_> {
             limits: *limits,
             mounts: mounts.clone(),
             slice: *slice,
+            slices,
             warnings,
         };
         metadata.write(&mut manifest)

@@ -10,10 +10,10 @@
 //! A program that goes on does so as soon as all is in the draft; one that is to be stopped waits in the hook until the
 //! image is there. Whatever fails: the draft goes, CRIU lets go of the program, the worker lets the client go on.
 
-mod ahead;
 mod attempt;
 pub mod framework;
 mod gather;
+mod pre_copy;
 mod scratch;
 
 use std::sync::{Arc, Mutex, OnceLock};
@@ -52,6 +52,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 const MOST_TRIES: u32 = 3;
 
 /// What the user asks for.
+#[derive(Default)]
 pub struct CheckpointRequest<'a> {
     pub to: &'a str,
     pub leave_running: bool,
@@ -65,9 +66,10 @@ pub struct CheckpointRequest<'a> {
 }
 
 /// What an image is taken for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub enum Purpose<'a> {
     /// To be kept.
+    #[default]
     Image,
     /// To be sent ahead of a program that moves.
     Round,
@@ -122,7 +124,7 @@ pub fn checkpoint(
     let taken = taken.map_err(|error| match attempt.made.get() {
         // What failed after that did not fail because the program ended, as it may have been asked to.
         Some(_) => error,
-        None => explain(error),
+        None => attempt.caused_by_worker(error).unwrap_or_else(explain),
     });
     drop(operation);
     if !request.leave_running && taken.is_ok() {
@@ -156,9 +158,6 @@ fn attempt<'a>(
 ) -> Result<Attempt<'a>> {
     let record = sandbox.record();
     let workers = sandbox.serving_workers()?;
-    if workers.len() > 1 && record.tenant.is_some() {
-        return Err(sandbox.has_many(&workers, "checkpointed while it shares contexts"));
-    }
     let gpu = match (workers.len(), record.mode) {
         (1.., _) => Gpu::Workers { sandbox, workers },
         (0, Mode::Sandbox) => Gpu::None,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::error::Result;
-use crate::host::places::private_directory;
+use crate::host::paths::private_directory;
 
 /// A directory for the time of a dump.
 pub struct Scratch {

@@ -4,11 +4,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use rekindle_driver::Hold;
-use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::daemon::{Mode, Report};
-use rekindle_protocol::mounts::Mounts;
-use rekindle_protocol::network::Network;
-use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{innermost_pid, tree};
 use rekindle_store::Draft;
 
@@ -43,7 +39,7 @@ pub fn by_podman(
     fault::point("checkpoint-begun")?;
     reply.progress("gpu", 0, 0);
     let id = format!("container-{}", container.id);
-    let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
+    let scratch = Scratch::make(daemon.paths.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
     let dump = Dump { daemon, container, scratch: &scratch, sockets: &[], first: None, timeline: &timeline };
     let held = Mutex::new(None);
@@ -122,7 +118,7 @@ pub fn by_containerd(
     fault::point("detached")?;
     reply.check_wanted()?;
     let half = hold.as_ref().map(half_of);
-    let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
+    let scratch = Scratch::make(daemon.paths.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
     reply.progress("dump", 0, 0);
     let export = || engine.export(container, &archive, request.leave_running);
@@ -204,22 +200,13 @@ fn complete(
         manifest.program = machine::program_of(&container.command);
         manifest.machine = machine::this();
         manifest.gpus = half.map(DriverHalf::shown_gpus).unwrap_or_default();
+        // All that it has mapped is in its own root file system: the inventory is empty.
         let metadata = ImageMetadata {
-            slice: None,
             name: container.name.clone(),
             gpu: "driver".to_string(),
-            // All that it has mapped is in its own root file system.
-            inventory: Inventory::default(),
-            clients: Vec::new(),
             driver: half.cloned(),
-            amd: Vec::new(),
-            framework: false,
             container: Some(of),
-            network: Network::Host,
-            ports: Vec::new(),
-            limits: Limits::default(),
-            mounts: Mounts::default(),
-            warnings: Vec::new(),
+            ..ImageMetadata::default()
         };
         metadata.write(&mut manifest)?;
     }

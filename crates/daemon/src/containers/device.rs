@@ -40,7 +40,7 @@ pub fn is_one(name: &str) -> bool {
 /// Makes a device, which is there until it is removed.
 pub fn make(daemon: &Daemon, name: &str, gpu: Option<&str>) -> Result<Value> {
     let gpu = gpu::choose(Some(gpu.unwrap_or("emulated")))?;
-    let sandbox = add(daemon, name, daemon.places.new_id()?, &gpu)?;
+    let sandbox = add(daemon, name, daemon.paths.new_id()?, &gpu)?;
     Ok(json!({ "name": sandbox.name(), "device": full_name(name), "description": description(&sandbox.id) }))
 }
 
@@ -80,8 +80,8 @@ pub fn remove(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
 pub fn adopt(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
     if !sandbox.run_directory.is_dir() {
         // The machine was started anew.
-        let build = Build::installed(&daemon.places, &daemon.program)?;
-        crate::host::places::private_directory(&sandbox.run_directory, true)?;
+        let build = Build::installed(&daemon.paths, &daemon.program)?;
+        crate::host::paths::private_directory(&sandbox.run_directory, true)?;
         build.put_into(&sandbox.run_directory)?;
         sandbox.claim()?;
     }
@@ -126,7 +126,7 @@ pub fn bring_back(
     metadata: &DeviceMetadata,
     gpu: &str,
 ) -> std::result::Result<Arc<Sandbox>, String> {
-    if daemon.places.run_directories().join(&metadata.id) != metadata.run_directory {
+    if daemon.paths.run_directories().join(&metadata.id) != metadata.run_directory {
         let place = metadata.run_directory.display();
         return Err(format!(
             "its container finds its GPU at {place}; give the daemon the --run-dir that this is in"

@@ -20,7 +20,7 @@ use std::thread::ScopedJoinHandle;
 use nix::sys::socket::{Shutdown, shutdown};
 use rekindle_sandbox::pages::{Served, Wanted};
 use rekindle_sandbox::process::pid_map;
-use rekindle_sandbox::{Asked, Course, Guard, Relay, Stopped};
+use rekindle_sandbox::{Guard, Relay, RelayStep, RelayedRequest, Stopped};
 use rekindle_store::Draft;
 
 use super::engine::{Container, Exported};
@@ -28,7 +28,7 @@ use super::podman::Podman;
 use crate::checkpoint::Scratch;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::places::private_directory;
+use crate::host::paths::private_directory;
 use crate::images::cpu_pages;
 use crate::images::cpu_pages::Pages;
 use crate::timeline::{CPU, Timeline};
@@ -89,7 +89,7 @@ impl Dump<'_> {
         let taken = Mutex::new(None);
         let (mut ready, mut wanted, mut tries) = (Some(ready), None, 0);
         let mut at_step = Some(at_step);
-        let mut attend = |asked: Asked| {
+        let mut attend = |asked: RelayedRequest| {
             if let Some(ready) = ready.take() {
                 wanted = ready().map_err(note).ok();
             }
@@ -127,7 +127,7 @@ impl Dump<'_> {
     /// Has one CRIU dump the container; nothing if it ended before all was written.
     fn lead<N: Fn(Error) -> String + Sync>(
         &self,
-        asked: &Asked,
+        asked: &RelayedRequest,
         images: &Path,
         wanted: Vec<Wanted>,
         at_step: &mut Option<impl FnOnce() -> Result<()>>,
@@ -140,8 +140,8 @@ impl Dump<'_> {
         let mut taken = None;
         std::thread::scope(|scope| {
             let host_pid = |pid| pid_map(root).get(&pid).copied();
-            let served =
-                scope.spawn(move || pages.serve(&host_pid, wanted, true, self.first, None).map_err(note));
+            let served = scope
+                .spawn(move || pages.serve(&host_pid, wanted, true, self.first, None, None).map_err(note));
             let gather = || -> std::result::Result<(Memory, Stopped), String> {
                 let served = self.timeline.lane(CPU).time("wait for the pages", || join(served))?;
                 let once = at_step.take().ok_or("this was done before and failed")?;
@@ -151,7 +151,7 @@ impl Dump<'_> {
                 let stopped = guard.stop(root).map_err(|error| note(error.into()))?;
                 Ok((Memory { images: images.to_path_buf(), served }, stopped))
             };
-            let course = Course::Dump {
+            let course = RelayStep::Dump {
                 sockets: self.sockets,
                 page_server: criu_end.as_fd(),
                 steps_told: log::log_enabled!(log::Level::Debug),
@@ -207,6 +207,6 @@ fn move_images(from: &File, to: &Path) -> io::Result<()> {
 
 /// The relay of one checkpoint or restore. Its socket's path must be short.
 pub fn relay(daemon: &Daemon, scratch: &Scratch) -> Result<Relay> {
-    let socket = daemon.places.runs.join(format!("{}-criu.sock", daemon.places.new_id()?));
+    let socket = daemon.paths.runs.join(format!("{}-criu.sock", daemon.paths.new_id()?));
     Ok(Relay::make(&scratch.path.join("criu"), &socket, &daemon.program, daemon.criu()?)?)
 }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use rekindle_sandbox::process::{innermost_pid, namespace, tree};
-use rekindle_sandbox::{Asked, Course, Images, aside, pages};
+use rekindle_sandbox::{Images, RelayStep, RelayedRequest, aside, pages};
 use rekindle_store::{Image, PartKind};
 
 use super::archive_of;
@@ -118,7 +118,7 @@ impl Import<'_> {
     ) -> Result<()> {
         let Import { daemon, beside, timeline, .. } = self;
         let archive = archive_of(self.image)?;
-        let scratch = Scratch::make(daemon.places.dumps().join(format!("restore-{}", self.id)))?;
+        let scratch = Scratch::make(daemon.paths.dumps().join(format!("restore-{}", self.id)))?;
         let relay = relay(daemon, &scratch)?;
         let podman = Podman::through(daemon.criu()?, relay.directory());
         let open = |path: &PathBuf| File::open(path).map_err(|source| Error::io("open", path, source));
@@ -141,7 +141,7 @@ impl Import<'_> {
             let mut checking =
                 beside.as_ref().map(|beside| scope.spawn(move || lane.time("check pages", || check(beside))));
             let mut both = Some((at_step, then));
-            let attend = |asked: Asked| {
+            let attend = |asked: RelayedRequest| {
                 // A runtime that tries again is refused.
                 let Some((step, then)) = both.take() else { return };
                 let mut given = None;
@@ -153,7 +153,7 @@ impl Import<'_> {
                 };
                 let steps_told = log::log_enabled!(log::Level::Debug);
                 // What goes wrong between us is told by CRIU, which undoes all then.
-                let _ = asked.lead(Course::Restore { sockets, images, steps_told }, leave);
+                let _ = asked.lead(RelayStep::Restore { sockets, images, steps_told }, leave);
                 if let Some(given) = given
                     && asked.until_end().is_ok()
                 {

@@ -206,7 +206,7 @@ pub fn restore(
     if [&of.namespace, &of.reference].into_iter().flatten().any(|word| word.starts_with('-')) {
         return Err(refused("what it says of its container is no name".to_string()));
     }
-    preflight::check_machine(&daemon.places, image, metadata, &metadata.mounts)?;
+    preflight::check_machine(&daemon.paths, image, metadata, &metadata.mounts)?;
     check_surroundings(of).map_err(refused)?;
     let pairs = driver_half::check(&daemon.driver, || daemon.criu(), image, metadata, request.gpu_map)?;
     archive_of(image)?;
@@ -214,7 +214,7 @@ pub fn restore(
         return Err(Error::ContainerExists { name: name.to_string() });
     }
     fault::point("restore-checked")?;
-    let new = daemon.places.new_id()?;
+    let new = daemon.paths.new_id()?;
     let id = format!("container-{new}");
     reply.progress("restore", 0, 0);
     let archive: Vec<_> = image.part(kind(), ARCHIVE).into_iter().collect();
@@ -288,9 +288,9 @@ fn archive_of(image: &Image) -> Result<PathBuf> {
 fn check_surroundings(of: &ContainerMetadata) -> std::result::Result<(), String> {
     let directories = cdi::DIRECTORIES.map(Path::new);
     if let Some(name) = cdi::missing(&of.devices, &directories).first() {
-        let places = cdi::DIRECTORIES.join(" or ");
+        let paths = cdi::DIRECTORIES.join(" or ");
         return Err(format!(
-            "it needs the device {name}, which no description in {places} has; make one (NVIDIA's: `nvidia-ctk cdi generate`)"
+            "it needs the device {name}, which no description in {paths} has; make one (NVIDIA's: `nvidia-ctk cdi generate`)"
         ));
     }
     match of.mounts.iter().find(|path| !path.exists()) {

@@ -70,7 +70,7 @@ fn prove(daemon: &Daemon, container: &Container, image: &Image) -> Result<Vec<St
     let beside_itself = Manner::DetachedImages { publishes: Podman::publishes(&archive_of(image)?)? };
     proof::in_place(daemon, image, &metadata, |attempt| {
         let id = &attempt.sandbox.id;
-        let scratch = Scratch::make(daemon.places.dumps().join(format!("aside-{id}")))?;
+        let scratch = Scratch::make(daemon.paths.dumps().join(format!("aside-{id}")))?;
         let beside = beside.aside(scratch.path.join("images"), PLACE)?;
         attempt.prove(|sockets| {
             let sockets: Vec<(u32, BorrowedFd<'_>)> =

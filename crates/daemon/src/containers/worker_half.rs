@@ -1,4 +1,4 @@
-//! Containers whose GPU half a worker has: the same cut as of a sandbox, with the engine's runtime in the middle.
+//! Containers whose GPU halves workers have, one for each process that uses a GPU: the same cut as of a sandbox, with the engine's runtime in the middle.
 //!
 //! ```text
 //! program   ──runs──┬─calls parked──┬─frozen by CRIU──────────────┬─(stopped)──▶ runs, or is ended
@@ -11,18 +11,11 @@
 //! a signal before CRIU lets go of it: until its writable layer is archived too, or, if it is to end, until its image is
 //! safe; if that fails it goes on.
 
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use rekindle_protocol::client::Quiesced;
-use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::daemon::{Mode, Report, State};
-use rekindle_protocol::mounts::Mounts;
-use rekindle_protocol::network::Network;
 use rekindle_protocol::worker::Contents;
-use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{namespace, tree};
 use rekindle_store::{Draft, Image};
 
@@ -41,11 +34,11 @@ use crate::images::metadata::ContainerMetadata;
 use crate::images::metadata::ImageMetadata;
 use crate::images::verify::cpu_half;
 use crate::reply::Reply;
+use crate::restore::halves::Half;
 use crate::restore::loading::{self, PendingLoad};
-use crate::restore::replacement::RecoveryState;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::members;
-use crate::sandboxes::quiesce::QuiesceBarrier;
+use crate::sandboxes::standstill::{self, Standstill};
 use crate::sleep::wake;
 use crate::timeline::{CPU, Clock, PINNED, Timeline};
 use crate::workers::{Worker, gpu_half};
@@ -64,32 +57,31 @@ pub fn checkpoint(
         return Err(Error::RestoredContainer { name: container.name.clone() });
     }
     let _claim = daemon.claims.take(tree(container.pid))?;
-    let worker = sandbox.serving_worker("checkpointed in a container")?;
+    let workers = sandbox.serving_workers()?;
     let draft = Mutex::new(daemon.store.begin(request.to)?);
     fault::point("checkpoint-begun")?;
-    let status = worker.as_ref().map(|worker| worker.status()).transpose()?;
+    // All are on the same GPUs.
+    let status = workers.first().map(|worker| worker.status()).transpose()?;
     reply.progress("quiesce", 0, 0);
-    let barrier = worker
-        .as_ref()
-        .map(|worker| timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, Contents::Saved)));
-    let mut barrier = barrier.transpose()?;
+    let standing = timeline.time("quiesce", || Standstill::begin(sandbox, &workers, Contents::Saved))?;
     fault::point("quiesced")?;
     let id = format!("container-{}", container.id);
-    let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
+    let scratch = Scratch::make(daemon.paths.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
     reply.progress("dump", 0, 0);
-    let client = barrier.as_ref().map(|barrier| barrier.client.clone());
-    let sockets: Vec<_> = client.iter().map(|client| client.socket_inode as u32).collect();
+    let clients: Vec<_> = standing.clients().cloned().collect();
+    let apart = standing.apart();
+    let sockets: Vec<_> = clients.iter().map(|client| client.socket_inode as u32).collect();
     let saved = OnceLock::new();
     let dump = Dump {
         daemon,
         container,
         scratch: &scratch,
         sockets: &sockets,
-        first: worker.is_some().then_some(&saved),
+        first: (!workers.is_empty()).then_some(&saved),
         timeline: &timeline,
     };
-    let dumped = both(&dump, worker.as_deref(), &saved, &draft, &archive)?;
+    let dumped = both(&dump, (&workers, &standing), &saved, &draft, &archive)?;
     let draft = draft.into_inner().unwrap_or_else(PoisonError::into_inner);
     let Dumped { exported, stopped, memory } = dumped;
     let mut of =
@@ -100,12 +92,10 @@ pub fn checkpoint(
     of.mounts.retain(|path| *path != device.run_directory);
     of.device = Some(device);
     let mut stopped_us = timeline.elapsed_us();
-    let mut stopped = Some(stopped);
-    if request.leave_running {
-        stopped = None;
-        if let Some(barrier) = barrier.take() {
-            timeline.time("resume", || barrier.resume())?;
-        }
+    let mut still = Some((stopped, standing));
+    if let Some((stopped, standing)) = still.take_if(|_| request.leave_running) {
+        drop(stopped);
+        timeline.time("resume", || standing.resume())?;
         stopped_us = timeline.elapsed_us();
     }
     reply.progress("commit", 0, 0);
@@ -120,68 +110,55 @@ pub fn checkpoint(
         manifest.program = machine::program_of(&container.command);
         manifest.machine = machine::this();
         manifest.gpus = status.as_ref().map(machine::gpus).unwrap_or_default();
+        manifest.halves = apart;
+        // All that it has mapped is in its own root file system, or the device's: the inventory is empty.
         let metadata = ImageMetadata {
-            slice: None,
             name: container.name.clone(),
             gpu: sandbox.record().gpu,
-            // All that it has mapped is in its own root file system, or the device's.
-            inventory: Inventory::default(),
-            clients: client.into_iter().collect(),
-            driver: None,
-            amd: Vec::new(),
-            framework: false,
+            clients,
             container: Some(of.clone()),
-            network: Network::Host,
-            ports: Vec::new(),
-            limits: Limits::default(),
-            mounts: Mounts::default(),
-            warnings: Vec::new(),
+            ..ImageMetadata::default()
         };
         metadata.write(&mut manifest)?;
     }
     fault::point("before-commit")?;
     let warnings = proof::commit(daemon, container, draft, request, &timeline, reply)?;
-    if !request.leave_running {
+    if let Some((stopped, standing)) = still {
         timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container))?;
         drop(stopped);
-        if let Some(barrier) = barrier {
-            barrier.end();
-        }
+        standing.end();
         stopped_us = timeline.elapsed_us();
     }
-    let gpu_processes = usize::from(worker.is_some());
-    Ok(super::report(&of, request.to, Mode::Sandbox, gpu_processes, &timeline, stopped_us, warnings))
+    Ok(super::report(&of, request.to, Mode::Sandbox, workers.len(), &timeline, stopped_us, warnings))
 }
 
-/// Has Podman dump the container while the worker saves the GPU half.
+/// Has Podman dump the container while the workers save the GPU halves.
 fn both(
     dump: &Dump<'_>,
-    worker: Option<&Worker>,
+    (workers, standing): (&[Arc<Worker>], &Standstill<'_>),
     saved_first: &OnceLock<()>,
     draft: &Mutex<Draft>,
     archive: &Path,
 ) -> Result<Dumped> {
     let timeline = dump.timeline;
-    let staging = draft.lock().unwrap_or_else(PoisonError::into_inner).path().to_path_buf();
+    let paths = standing.paths(&draft.lock().unwrap_or_else(PoisonError::into_inner));
     std::thread::scope(|scope| {
-        let save = worker.map(|worker| {
-            let staging = &staging;
-            scope.spawn(move || {
-                // The pages of the CPU half wait until that is done, however it ends.
-                let _done = Done(saved_first);
-                gpu_half::save(worker, staging, Contents::Saved, timeline)
-            })
+        let save = scope.spawn(|| {
+            // The pages of the CPU half wait until that is done, however it ends.
+            let _done = Done(saved_first);
+            standstill::save(workers, &paths, Contents::Saved, timeline)
         });
         let gather = || -> Result<()> {
-            let parts = save.map_or(Ok(Vec::new()), |save| save.join().unwrap_or_else(|_| panicked()))?;
+            let parts = save.join().unwrap_or_else(|_| panicked())?;
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
             draft.adopt(parts)?;
             fault::point("saved")?;
-            if let Some(worker) = worker {
-                draft.adopt(gpu_half::save_pinned(worker, &staging, timeline)?)?;
+            for (worker, place) in workers.iter().zip(&paths) {
+                draft.adopt(gpu_half::save_pinned(worker, place, timeline)?)?;
             }
             fault::point("pinned-saved")?;
-            worker.map_or(Ok(()), |worker| members::all_live(&[worker.client()]))
+            let users: Vec<i32> = workers.iter().map(|worker| worker.client()).collect();
+            members::all_live(&users)
         };
         dump.export(archive, || Ok(Vec::new()), gather)
     })
@@ -214,7 +191,7 @@ pub fn restore(
     let gpu = gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?;
     let sandbox = device::bring_back(daemon, device, &gpu).map_err(refused)?;
     let operation = sandbox.begin_settled(State::Restoring, "restored")?;
-    if let Some(build) = Build::of_image(&daemon.places, image)? {
+    if let Some(build) = Build::of_image(&daemon.paths, image)? {
         build.put_into(&sandbox.run_directory)?;
     }
     sandbox.note(|record| {
@@ -236,73 +213,67 @@ pub fn restore(
     };
     let manner = &Manner::Itself;
     let import = Import { daemon, id: &sandbox.id, image, beside, of, name, manner, timeline };
-    let client = match &metadata.clients[..] {
-        [] => return import.make(&[], |_| Ok(()), Ok),
-        [client] => client,
-        several => {
-            let count = several.len();
-            return Err(refused(format!(
-                "{count} processes of its container used the GPU, and one can be restored"
-            )));
-        }
-    };
-    for (file, _) in &client.files {
+    if metadata.clients.is_empty() {
+        return import.make(&[], |_| Ok(()), Ok);
+    }
+    for (file, _) in metadata.clients.iter().flat_map(|client| &client.files) {
         let _ = std::fs::remove_file(sandbox.run_directory.join(file));
     }
-    attempt.make_files(client)?;
-    timeline.lane(PINNED).time("load", || attempt.load_pinned(image, client))?;
-    let worker = timeline.time("take a worker", || sandbox.start_worker())?;
-    let back = both_halves(&import, &attempt, client, &worker);
+    let back = attempt.take_workers().and_then(|workers| attempt.halves(workers)).and_then(|halves| {
+        sandbox.note_workers();
+        let load = |half: &Half<'_>| attempt.load_pinned(&half.image, half.client);
+        timeline.lane(PINNED).time("load", || halves.iter().try_for_each(load))?;
+        both_halves(&import, &attempt, halves)
+    });
     let pending = match back {
         Ok(pending) => pending,
         Err(error) => {
             Podman::with(daemon.criu()?).remove(of, name);
-            sandbox.end_worker(&worker);
+            sandbox.live_workers().iter().for_each(|worker| sandbox.end_worker(worker));
             sandbox.note_workers();
             return Err(error);
         }
     };
     drop(operation);
-    loading::follow(&sandbox, image, vec![pending], Clock::at(timeline.elapsed_us()));
+    loading::follow(&sandbox, image, pending, Clock::at(timeline.elapsed_us()));
     Ok(())
 }
 
 fn both_halves(
     import: &Import<'_>,
     attempt: &restore::Attempt<'_>,
-    client: &Quiesced,
-    worker: &Arc<Worker>,
-) -> Result<PendingLoad> {
+    halves: Vec<Half<'_>>,
+) -> Result<Vec<PendingLoad>> {
     let (sandbox, timeline) = (attempt.sandbox, attempt.timeline);
-    let (client_end, worker_end) =
-        UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
-    let sockets = [(client.socket_inode as u32, client_end.as_fd())];
+    let ends: Vec<_> = halves.iter().map(Half::socket).collect();
+    let sockets: Vec<_> = ends.iter().map(|end| (end.inode, end.socket)).collect();
+    let paths: Vec<_> = halves.iter().map(|half| (&half.worker, &half.image)).collect();
     let adopted = Mutex::new(None);
     std::thread::scope(|scope| {
-        let gpu = scope.spawn(|| attempt.restore_gpu(&[(worker, attempt.image)]));
+        let gpu = scope.spawn(|| attempt.restore_gpu(&paths));
         let adopt = |relay_pid: i32| -> Result<()> {
-            let loading = gpu.join().unwrap_or_else(|_| panicked())?.pop();
+            let loading = gpu.join().unwrap_or_else(|_| panicked())?;
             fault::point("restore-complete")?;
-            let pid = find(relay_pid, client.process as i32)?;
-            gpu_half::adopt(worker, pid, false, worker_end.as_fd())?;
-            *adopted.lock().unwrap_or_else(PoisonError::into_inner) = Some((pid, loading));
+            let adopt = |half: &Half<'_>| {
+                let pid = find(relay_pid, half.client.process as i32)?;
+                half.adopt(pid).map(|()| pid)
+            };
+            let pids = halves.iter().map(adopt).collect::<Result<Vec<_>>>()?;
+            *adopted.lock().unwrap_or_else(PoisonError::into_inner) = Some((loading, pids));
             Ok(())
         };
         import.make(&sockets, adopt, Ok)
     })?;
+    drop((sockets, ends, paths));
     let adopted = adopted.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let adopted = adopted.and_then(|(pid, half)| Some((pid, half?)));
-    let (pid, half) = adopted.ok_or_else(|| Error::Worker {
+    let (loading, pids) = adopted.ok_or_else(|| Error::Worker {
         action: "take the program over",
         reason: "its runtime did not start the CRIU that it was given".into(),
     })?;
-    worker.set_followed(true);
-    worker.set_client(pid);
     sandbox.note_workers();
-    timeline.time("resume", || gpu_half::resume(worker, true, false))?;
+    let resume = |half: &Half<'_>| gpu_half::resume(&half.worker, true, false);
+    timeline.time("resume", || halves.iter().try_for_each(resume))?;
     fault::point("restore-running")?;
-    let restore::halves::GpuHalf { began_us, lease, journal } = half;
-    let recovery = RecoveryState { client: worker_end, journal, pid };
-    let image = attempt.image.path().to_path_buf();
-    Ok(PendingLoad { worker: worker.clone(), image, began_us, lease, recovery })
+    let halves = halves.into_iter().zip(loading).zip(pids);
+    Ok(halves.map(|((half, gpu), pid)| half.pending(gpu, pid)).collect())
 }

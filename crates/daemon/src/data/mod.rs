@@ -24,12 +24,12 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use rekindle_protocol::data::{Answer, Count as ObjectCount, Problem, Want, Wish};
+use rekindle_protocol::data::{Answer, Count as ObjectCount, DataRequest, DataRequestHead, Problem};
 use rekindle_protocol::exchange::{self, Count};
 use rekindle_protocol::frame::{self, FrameError, Limits};
 
 use crate::error::{Error, Result};
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 
 /// One that ended sooner than this has the next one wait.
 const SOON: Duration = Duration::from_secs(1);
@@ -66,8 +66,8 @@ pub struct Data {
 
 impl Data {
     /// Listens, and has a thread see to it that somebody answers.
-    pub fn open(places: &Places, program: PathBuf, limits: DataLimits) -> Result<Arc<Data>> {
-        let socket = places.data_socket();
+    pub fn open(paths: &Paths, program: PathBuf, limits: DataLimits) -> Result<Arc<Data>> {
+        let socket = paths.data_socket();
         let failed = |source| Error::io("listen on", &socket, source);
         match std::fs::remove_file(&socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -76,7 +76,7 @@ impl Data {
         let listener = UnixListener::bind(&socket).map_err(failed)?;
         std::fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(failed)?;
         let runs = Arc::new(AtomicBool::new(false));
-        let log = places.logs().join("memory.log");
+        let log = paths.logs().join("memory.log");
         let keeper = Keeper { program, log, limits, listener, runs: runs.clone() };
         let thread = std::thread::Builder::new().name("memory".into()).spawn(move || keeper.run());
         thread.map_err(|source| Error::system("start a thread", source))?;
@@ -96,7 +96,11 @@ impl Data {
 
     fn count(&self) -> std::result::Result<Vec<Count>, FrameError> {
         let stream = UnixStream::connect(&self.socket)?;
-        frame::send(&stream, &Want::new(Wish::Exchange(exchange::Wish::Count {})), &[])?;
+        frame::send(
+            &stream,
+            &DataRequestHead::new(DataRequest::Exchange(exchange::ExchangeRequest::Count {})),
+            &[],
+        )?;
         let limits = Limits { time: Some(GLANCE), ..Limits::default() };
         match frame::receive_within(&stream, &limits)?.0 {
             exchange::Answer::Counts(counts) => Ok(counts),
@@ -111,7 +115,7 @@ impl Data {
         }
         let ask = || {
             let stream = UnixStream::connect(&self.socket)?;
-            frame::send(&stream, &Want::new(Wish::Count {}), &[])?;
+            frame::send(&stream, &DataRequestHead::new(DataRequest::Count {}), &[])?;
             let limits = Limits { time: Some(GLANCE), ..Limits::default() };
             frame::receive_within::<Answer>(&stream, &limits)
         };
@@ -139,8 +143,9 @@ impl Data {
     pub fn bytes(&self, url: &str) -> Option<u64> {
         let ask = || {
             let stream = UnixStream::connect(&self.socket)?;
-            let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
-            frame::send(&stream, &Want::new(wish), &[])?;
+            let request =
+                DataRequest::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
+            frame::send(&stream, &DataRequestHead::new(request), &[])?;
             let limits = Limits { time: Some(SIZE_LIMIT), ..Limits::default() };
             frame::receive_within::<Answer>(&stream, &limits)
         };
@@ -160,8 +165,8 @@ impl Data {
 
     fn fetch(&self, url: &str) -> std::result::Result<std::result::Result<(), Problem>, FrameError> {
         let stream = UnixStream::connect(&self.socket)?;
-        let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
-        frame::send(&stream, &Want::new(wish), &[])?;
+        let request = DataRequest::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
+        frame::send(&stream, &DataRequestHead::new(request), &[])?;
         loop {
             match frame::receive(&stream)?.0 {
                 Answer::Whole {} => return Ok(Ok(())),

@@ -10,13 +10,12 @@
 //! new sandbox. What it reads is one line of JSON: `argv`, `directory` and `environment`. Any program can do that; for
 //! Python there is one ([`python`]).
 
-mod door;
-mod python;
+mod app_socket;
+pub mod python;
 
 use std::path::Path;
 
-pub use door::{App, DIRECTORY, hand_over, is_ready, open};
-pub use python::Python;
+pub use app_socket::{App, DIRECTORY, hand_over, is_ready, open};
 
 use crate::error::Result;
 

@@ -20,7 +20,7 @@ use rekindle_store::{Draft, Image, PartKind};
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use crate::host::places::{Places, private_directory};
+use crate::host::paths::{Paths, private_directory};
 
 /// The names by which programs ask for the driver.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
@@ -46,14 +46,14 @@ pub struct Build(PathBuf);
 
 impl Build {
     /// That of the installation that this executable belongs to.
-    pub fn installed(places: &Places, executable: &Path) -> Result<Build> {
+    pub fn installed(paths: &Paths, executable: &Path) -> Result<Build> {
         let library = find(executable)?;
         let bytes = fs::read(&library).map_err(|source| Error::io("read", &library, source))?;
-        Build::keep(places, &blake3::hash(&bytes).to_hex(), || Ok(bytes))
+        Build::keep(paths, &blake3::hash(&bytes).to_hex(), || Ok(bytes))
     }
 
     /// That of an image's program; none of an image that has none.
-    pub fn of_image(places: &Places, image: &Image) -> Result<Option<Build>> {
+    pub fn of_image(paths: &Paths, image: &Image) -> Result<Option<Build>> {
         let Some(part) = image.part(kind(), NAMES[0]) else { return Ok(None) };
         // What is no hash would be a path.
         let hash = part.attributes[HASH].as_str().and_then(|text| blake3::Hash::from_hex(text).ok());
@@ -63,11 +63,11 @@ impl Build {
             image.read_part(part, 0, &mut bytes)?;
             Ok(bytes)
         };
-        Build::keep(places, &hash.to_hex(), read).map(Some)
+        Build::keep(paths, &hash.to_hex(), read).map(Some)
     }
 
-    fn keep(places: &Places, hash: &str, bytes: impl FnOnce() -> Result<Vec<u8>>) -> Result<Build> {
-        let directory = places.clients();
+    fn keep(paths: &Paths, hash: &str, bytes: impl FnOnce() -> Result<Vec<u8>>) -> Result<Build> {
+        let directory = paths.clients();
         let place = directory.join(hash);
         if !place.exists() {
             let bytes = bytes()?;
@@ -120,8 +120,8 @@ fn kind() -> PartKind {
 }
 
 /// Removes the builds that no program has.
-pub fn clear(places: &Places) {
-    for entry in fs::read_dir(places.clients()).into_iter().flatten().flatten() {
+pub fn clear(paths: &Paths) {
+    for entry in fs::read_dir(paths.clients()).into_iter().flatten().flatten() {
         if entry.metadata().is_ok_and(|found| found.nlink() == 1) {
             let _ = fs::remove_file(entry.path());
         }

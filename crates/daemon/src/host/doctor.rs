@@ -5,11 +5,11 @@ use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
 use rekindle_sandbox::capability::{self, For};
-use rekindle_sandbox::pages::Ahead;
+use rekindle_sandbox::pages::PreCopy;
 use rekindle_sandbox::{Addresses, Criu, MINIMUM_VERSION, Network, amd, trial};
 use serde::Serialize;
 
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::host::resources::{available_memory, free_space};
 
 /// The least free memory, in memory directories and on disk, that makes sense.
@@ -35,14 +35,14 @@ pub struct Finding {
 }
 
 /// Looks at everything. `program` is `rekindled`, which asks the driver in a process of its own.
-pub fn examine(places: &Places, program: &Path) -> Vec<Finding> {
+pub fn examine(paths: &Paths, program: &Path) -> Vec<Finding> {
     let criu = Criu::find(&[]);
     vec![
         gpu(program),
         amd_plugin(criu.as_ref().ok()),
         criu_version(&criu),
         criu_check(&criu),
-        taken_and_brought_back(&criu, places, program),
+        taken_and_brought_back(&criu, paths, program),
         capabilities("capabilities", For::Checkpoints),
         capabilities("capabilities for restores", For::Restores),
         capabilities("capabilities for programs that become another user", For::OtherUsers),
@@ -59,14 +59,14 @@ pub fn examine(places: &Places, program: &Path) -> Vec<Finding> {
         locked_memory(),
         space("free memory", available_memory(), LEAST_MEMORY, "end other programs"),
         space(
-            &format!("room in {}", places.runs.display()),
-            free_space(&places.runs),
+            &format!("room in {}", paths.runs.display()),
+            free_space(&paths.runs),
             LEAST_RUNS,
             "enlarge that file system or choose another --run-dir",
         ),
         space(
-            &format!("free disk for {}", places.state.display()),
-            free_space(&places.state),
+            &format!("free disk for {}", paths.state.display()),
+            free_space(&paths.state),
             LEAST_DISK,
             "free some, or choose another --state",
         ),
@@ -124,8 +124,8 @@ fn criu_version(criu: &rekindle_sandbox::Result<Criu>) -> Finding {
 }
 
 /// What `criu check` does not know of is tried: it is content with a CRIU that this kernel refuses every socket to.
-fn taken_and_brought_back(criu: &rekindle_sandbox::Result<Criu>, places: &Places, program: &Path) -> Finding {
-    let directory = places.runs.join(format!("trial-{}", std::process::id()));
+fn taken_and_brought_back(criu: &rekindle_sandbox::Result<Criu>, paths: &Paths, program: &Path) -> Finding {
+    let directory = paths.runs.join(format!("trial-{}", std::process::id()));
     let tried = criu.as_ref().map(|criu| trial::attempt(criu, program, &directory));
     Finding {
         need: "checkpoint and restore".into(),
@@ -223,7 +223,7 @@ fn userfaultfd() -> Finding {
 }
 
 fn write_protection() -> Finding {
-    let ok = Ahead::is_possible();
+    let ok = PreCopy::is_possible();
     Finding {
         need: "asynchronous write protection".into(),
         found: if ok { "there" } else { "absent" }.into(),

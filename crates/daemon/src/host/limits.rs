@@ -191,6 +191,7 @@ mod tests {
         processors: Some(1500),
         link_weight: None,
         sm_share: None,
+        share_memory: None,
         mend: None,
     };
 

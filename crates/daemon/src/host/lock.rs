@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 
 /// How long a daemon that was told to end may still hold it. Who asks for another one tries again.
 const ENDING: Duration = Duration::from_secs(1);
@@ -23,8 +23,8 @@ pub struct Lock {
 }
 
 impl Lock {
-    pub fn take(places: &Places) -> Result<Lock> {
-        let path = places.lock();
+    pub fn take(paths: &Paths) -> Result<Lock> {
+        let path = paths.lock();
         let failed = |source| Error::io("lock", &path, source);
         let mut file = OpenOptions::new()
             .read(true)
@@ -40,7 +40,7 @@ impl Lock {
                 let mut holder = String::new();
                 let _ = (&mut file).take(4096).read_to_string(&mut holder);
                 return Err(Error::AlreadyRunning {
-                    state: places.state.clone(),
+                    state: paths.state.clone(),
                     holder: holder.trim().to_string(),
                 });
             }
@@ -50,7 +50,7 @@ impl Lock {
         let _ = file
             .set_len(0)
             .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "pid {} on {}", std::process::id(), places.socket.display()));
+            .and_then(|()| writeln!(file, "pid {} on {}", std::process::id(), paths.socket.display()));
         Ok(Lock { _file: file })
     }
 }

@@ -10,7 +10,7 @@ pub mod limits;
 pub mod lock;
 pub mod mounts;
 pub mod own_name;
-pub mod places;
+pub mod paths;
 pub mod process;
 pub mod records;
 pub mod resources;

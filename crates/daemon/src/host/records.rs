@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// The longest record read.
 const LONGEST: u64 = 1 << 20;
 
-pub trait Kept: Serialize + DeserializeOwned {
+pub trait StoredRecord: Serialize + DeserializeOwned {
     /// What it is a record of.
     const KIND: &'static str;
 

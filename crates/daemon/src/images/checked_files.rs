@@ -169,7 +169,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::FileExt;
 
-    use rekindle_store::{Encoding, Image, KnownChunks, PartKind, Store};
+    use rekindle_store::{Encoding, HashedChunks, Image, PartKind, Store};
     use tempfile::TempDir;
 
     use super::*;
@@ -181,7 +181,7 @@ mod tests {
         let pages = root.path().join("pages");
         fs::write(&pages, [7; 100_000]).unwrap();
         let draft = store.begin("job").unwrap();
-        draft.take_pages(PartKind::CpuPages, "anon-1", &pages, 100_000, &KnownChunks::new()).unwrap();
+        draft.take_pages(PartKind::CpuPages, "anon-1", &pages, 100_000, &HashedChunks::new()).unwrap();
         let image = draft.commit().unwrap();
         (root, image)
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use rekindle_store::{Draft, Image, KnownChunks, Part, PartKind};
+use rekindle_store::{Draft, HashedChunks, Image, Part, PartKind};
 
 use crate::error::{Error, Result};
 use crate::images::cpu_pages;
@@ -13,7 +13,7 @@ use crate::images::cpu_pages;
 pub fn take(
     draft: &Draft,
     images: &Path,
-    known: &HashMap<String, KnownChunks>,
+    known: &HashMap<String, HashedChunks>,
     is_chosen: impl Fn(&str) -> bool,
 ) -> Result<()> {
     let failed = |source| Error::io("list", images, source);
@@ -25,7 +25,7 @@ pub fn take(
             names.push(name);
         }
     }
-    let nothing = KnownChunks::new();
+    let nothing = HashedChunks::new();
     cpu_pages::beside(&names, cpu_pages::FILE_THREADS, |name| {
         let known = known.get(name).unwrap_or(&nothing);
         Ok(draft.take_known(PartKind::CpuFile, name, &images.join(name), known)?)

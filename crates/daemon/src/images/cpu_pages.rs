@@ -15,14 +15,16 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
 use rekindle_protocol::tuning;
-use rekindle_sandbox::pages::{self, Ahead, Layout, PageFile, PageServer, Piece, ServeError, Served, Wanted};
+use rekindle_sandbox::pages::{
+    self, Layout, PageFile, PageServer, Piece, PreCopy, ServeError, Served, Wanted,
+};
 use rekindle_sandbox::{inherited, timers};
 use rekindle_store::bounded;
-use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, Part, PartKind, Store};
+use rekindle_store::{ContentHash, Draft, HashedChunk, HashedChunks, Image, Part, PartKind, Store};
 
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::host::places::private_directory;
+use crate::host::paths::private_directory;
 use crate::images::checked_files::CHECKED;
 use crate::images::{cpu_images, shared_pages};
 
@@ -64,7 +66,7 @@ pub fn convert(
     let holds: Option<HashMap<_, _>> = known
         .as_ref()
         .map(|known| known.iter().map(|(_, part)| (part.name.clone(), part.stored())).collect());
-    let request = pages::Wish { earlier, last, map, share: holds.as_ref() };
+    let request = pages::RewriteOptions { earlier, last, map, share: holds.as_ref() };
     let rewritten = match pages::rewrite(images, &out, &request) {
         Ok(rewritten) => rewritten,
         Err(refusal) if refusal.harmless => {
@@ -101,21 +103,23 @@ impl<'a> Pages<'a> {
     /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for.
     /// `host_pid` tells our pid of a process that CRIU names. What is `wanted` is mapped on a restore, what else was
     /// allocated is written by us if `populate` says so, and all is known by its hashes then: it is not converted. `first` is
-    /// set when what goes first is done: a worker's half. What was copied `ahead` is not copied again.
+    /// set when what goes first is done: a worker's half. What was copied `pre_copy` is not copied again. `stands` is set when
+    /// the program stands still.
     pub fn serve(
         self,
         host_pid: &dyn Fn(i32) -> Option<i32>,
         wanted: Vec<Wanted>,
         populate: bool,
         first: Option<&OnceLock<()>>,
-        ahead: Option<&Ahead>,
+        pre_copy: Option<&PreCopy>,
+        stands: Option<&OnceLock<()>>,
     ) -> Result<Option<Served>> {
         let Pages { images, out, socket } = self;
         fault::point("pages-begun")?;
         let digest = populate.then_some(content_hash as pages::Digest);
         let (wanted, populate) = if is_read_wanted() { (Vec::new(), false) } else { (wanted, populate) };
-        let server =
-            PageServer { socket, images, out: &out, wanted: &wanted, populate, first, digest, ahead };
+        let (out, wanted) = (&*out, &*wanted);
+        let server = PageServer { socket, images, out, wanted, populate, first, digest, pre_copy, stands };
         match server.serve(host_pid) {
             Ok(served) => fault::point("pages-taken").map(|()| Some(served)),
             Err(ServeError::Closed) => Ok(None),
@@ -177,13 +181,13 @@ fn content_hash(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// What is known of those of CRIU's images that a served dump has put pages into, by their names.
-fn known_images(served: &Served) -> HashMap<String, KnownChunks> {
+fn known_images(served: &Served) -> HashMap<String, HashedChunks> {
     served.contents.iter().map(|(name, pieces)| (name.clone(), known_chunks(pieces))).collect()
 }
 
 /// What is known of a file's contents.
-fn known_chunks(pieces: &[Piece]) -> KnownChunks {
-    let known = |piece: &Piece| Known { hash: ContentHash::from(piece.digest), filled: piece.filled };
+fn known_chunks(pieces: &[Piece]) -> HashedChunks {
+    let known = |piece: &Piece| HashedChunk { hash: ContentHash::from(piece.digest), filled: piece.filled };
     pieces.iter().map(|piece| (piece.at, known(piece))).collect()
 }
 

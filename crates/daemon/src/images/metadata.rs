@@ -16,7 +16,7 @@ use crate::images::driver_half::DriverHalf;
 
 const FIELD: &str = "sandbox";
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ImageMetadata {
     /// The name of the sandbox that the image was taken of.
     pub name: String,
@@ -50,6 +50,9 @@ pub struct ImageMetadata {
     /// The addresses that its program keeps to, if it may share contexts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice: Option<Slice>,
+    /// Those of each process that used a GPU, in the order of `clients`, where several did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slices: Vec<Option<Slice>>,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,
@@ -61,6 +64,11 @@ impl ImageMetadata {
             .map_err(|source| Error::system("describe the sandbox", std::io::Error::from(source)))?;
         manifest.extra = serde_json::json!({ FIELD: value });
         Ok(())
+    }
+
+    /// The addresses of all processes that used a GPU; none of one that may not share contexts.
+    pub fn all_slices(&self) -> Vec<Option<Slice>> {
+        if self.clients.len() > 1 { self.slices.clone() } else { vec![self.slice] }
     }
 
     /// Adds what was found out since it was written.

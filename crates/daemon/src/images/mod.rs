@@ -3,6 +3,7 @@
 pub mod checked_files;
 pub mod cpu_images;
 pub mod cpu_pages;
+pub mod declared;
 pub mod driver_half;
 pub mod machine;
 pub mod metadata;

@@ -6,7 +6,7 @@ use rekindle_protocol::worker::Status;
 use rekindle_store::{Gpu, GpuKind, Image, PartKind};
 
 use crate::error::{self, Error, Result};
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
 use crate::images::metadata::ImageMetadata;
@@ -15,12 +15,7 @@ use crate::images::metadata::ImageMetadata;
 const SPARE_MEMORY: u64 = 64 << 20;
 
 /// Checks all that needs no GPU, for a program that will see `mounts`.
-pub fn check_machine(
-    places: &Places,
-    image: &Image,
-    metadata: &ImageMetadata,
-    mounts: &Mounts,
-) -> Result<()> {
+pub fn check_machine(paths: &Paths, image: &Image, metadata: &ImageMetadata, mounts: &Mounts) -> Result<()> {
     let mut reasons = Vec::new();
     if metadata.container.is_none() && image.parts(PartKind::CpuFile).next().is_none() {
         reasons.push("it has no CPU half".to_string());
@@ -46,12 +41,12 @@ pub fn check_machine(
             client.version
         ));
     }
-    let room = free_space(&places.runs);
+    let room = free_space(&paths.runs);
     if room < shared {
         reasons.push(format!(
             "it needs {} MB in {} and {} MB are free; enlarge that file system or choose another --run-dir",
             shared >> 20,
-            places.runs.display(),
+            paths.runs.display(),
             room >> 20
         ));
     }
@@ -92,9 +87,17 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
 
 /// How much memory of its first GPU an image takes: all its halves together, unless each worker has an emulated one of its own.
 pub fn gpu_bytes(image: &Image) -> Result<u64> {
-    let halves = image.halves()?.into_iter().map(|half| half.manifest().sizes.gpu);
     let is_emulated = image.manifest().gpus.first().is_some_and(|gpu| gpu.kind == GpuKind::Emulated);
-    Ok(if is_emulated { halves.max().unwrap_or(0) } else { halves.sum() })
+    if is_emulated { Ok(of_halves(image)?.max().unwrap_or(0)) } else { all_gpu_bytes(image) }
+}
+
+/// How much GPU memory all halves of an image have together.
+pub fn all_gpu_bytes(image: &Image) -> Result<u64> {
+    Ok(of_halves(image)?.sum())
+}
+
+fn of_halves(image: &Image) -> Result<impl Iterator<Item = u64>> {
+    Ok(image.halves()?.into_iter().map(|half| half.manifest().sizes.gpu))
 }
 
 fn compare(wanted: &Gpu, found: &Gpu) -> Option<String> {

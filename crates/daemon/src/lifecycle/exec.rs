@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rekindle_protocol::daemon::PassOn;
 use rekindle_protocol::frame::FrameError;
-use rekindle_sandbox::{EXEC_ARGUMENT, Ended, Guest, Work};
+use rekindle_sandbox::{EXEC_ARGUMENT, Ended, Guest, GuestTask};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use crate::sandboxes::Sandbox;
 pub fn exec(
     daemon: &Daemon,
     sandbox: &Sandbox,
-    work: Work,
+    work: GuestTask,
     stdio: Vec<OwnedFd>,
     reply: &Reply<'_>,
 ) -> Result<i32> {
@@ -34,7 +34,7 @@ pub fn exec(
 pub fn copy(
     daemon: &Daemon,
     sandbox: &Sandbox,
-    work: Work,
+    work: GuestTask,
     pipe: Vec<OwnedFd>,
     reply: &Reply<'_>,
 ) -> Result<()> {
@@ -44,7 +44,7 @@ pub fn copy(
         opened.map(OwnedFd::from).map_err(|source| Error::system("open /dev/null", source))
     };
     let stdio = match work {
-        Work::Unpack(_) => [pipe, null()?, null()?],
+        GuestTask::Unpack(_) => [pipe, null()?, null()?],
         _ => [null()?, pipe, null()?],
     };
     match attend(daemon, sandbox, work, stdio, reply)? {
@@ -84,7 +84,7 @@ pub fn attach(daemon: &Daemon, name: &str, user: OwnedFd, again: bool, reply: &R
 fn attend(
     daemon: &Daemon,
     sandbox: &Sandbox,
-    work: Work,
+    work: GuestTask,
     stdio: [OwnedFd; 3],
     reply: &Reply<'_>,
 ) -> Result<Ended> {

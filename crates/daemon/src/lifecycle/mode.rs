@@ -31,13 +31,13 @@ const MOST_SEGMENTS: u16 = 256;
 /// The mode, and why it is that.
 pub fn choose(daemon: &Daemon, request: &RunRequest, program: Option<&str>) -> (Mode, String) {
     let sandbox = |why: &str| (Mode::Sandbox, why.to_string());
-    if request.tenant.is_some() || request.framework {
+    if request.run.tenant.is_some() || request.framework {
         return sandbox("what was asked for is there in this mode alone");
     }
-    if request.gpu.as_deref().is_some_and(|gpu| gpu.starts_with("emulated")) {
+    if request.run.gpu.as_deref().is_some_and(|gpu| gpu.starts_with("emulated")) {
         return sandbox("its GPU is an emulated one, which has no driver that could take it");
     }
-    let functions = program.map(|program| Memory::in_directory(&daemon.places.state).of(program));
+    let functions = program.map(|program| Memory::in_directory(&daemon.paths.state).of(program));
     let functions = functions.unwrap_or_default();
     let is_static = executable(request).is_some_and(|path| is_static(&path).unwrap_or(false));
     let why = match (functions.as_slice(), is_static) {
@@ -55,7 +55,7 @@ pub fn choose(daemon: &Daemon, request: &RunRequest, program: Option<&str>) -> (
 pub fn program(request: &RunRequest) -> Option<String> {
     let mut hash = blake3::Hasher::new();
     hash.update_reader(File::open(executable(request)?).ok()?).ok()?;
-    for argument in request.command.iter().skip(1) {
+    for argument in request.run.command.iter().skip(1) {
         hash.update(&(argument.len() as u64).to_le_bytes());
         hash.update(argument.as_bytes());
     }
@@ -64,13 +64,16 @@ pub fn program(request: &RunRequest) -> Option<String> {
 
 /// The file that is run, as its shell would find it.
 fn executable(request: &RunRequest) -> Option<PathBuf> {
-    let name = request.command.first()?;
+    let name = request.run.command.first()?;
     let is_file = |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_file());
     if name.contains('/') {
-        return Some(Path::new(&request.directory).join(name)).filter(is_file);
+        return Some(Path::new(&request.run.directory).join(name)).filter(is_file);
     }
-    let path = request.environment.iter().find(|(variable, _)| variable == "PATH")?;
-    path.1.split(':').map(|directory| Path::new(&request.directory).join(directory).join(name)).find(is_file)
+    let path = request.run.environment.iter().find(|(variable, _)| variable == "PATH")?;
+    path.1
+        .split(':')
+        .map(|directory| Path::new(&request.run.directory).join(directory).join(name))
+        .find(is_file)
 }
 
 /// Whether an executable asks for no dynamic linker. Anything but an ELF file of 64 bits is run by another one.

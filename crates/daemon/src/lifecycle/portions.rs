@@ -10,14 +10,8 @@ use crate::sandboxes::Sandbox;
 
 /// Whether there is anything to divide, where something is said of it, and a worker of its own to mend.
 pub fn check(limits: &Limits, tenant: Option<&str>, mode: Mode) -> Result<()> {
-    match (limits.mend, tenant, mode) {
-        (Some(_), Some(_), _) => {
-            return Err(Error::NoMending { why: "with `--share` others have work in the same GPU context" });
-        }
-        (Some(_), None, Mode::Driver) => {
-            return Err(Error::NoMending { why: "in driver mode a program has no worker" });
-        }
-        _ => {}
+    if limits.mend.is_some() && mode == Mode::Driver {
+        return Err(Error::NoMending { why: "in driver mode a program has no worker" });
     }
     if limits.names_portion() && tenant.is_none() { Err(Error::NoPortion) } else { Ok(()) }
 }

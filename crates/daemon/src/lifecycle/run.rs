@@ -6,10 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::sync::Arc;
 
-use rekindle_protocol::daemon::{Limits, Mode, State, User};
-use rekindle_protocol::mounts::Mounts;
-use rekindle_protocol::network::{Network, Port};
-use rekindle_protocol::terminal::WindowSize;
+use rekindle_protocol::daemon::{Mode, Run, State, User};
 use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf, Standard};
 use rekindle_store::Image;
 
@@ -28,29 +25,11 @@ use crate::{fault, frameworks, network};
 use super::{mode, portions, slices};
 
 /// What the user asks for.
+#[derive(Default)]
 pub struct RunRequest {
-    pub name: Option<String>,
-    pub gpu: Option<String>,
-    /// None: one that is chosen.
-    pub mode: Option<Mode>,
-    pub command: Vec<String>,
-    pub directory: String,
-    pub environment: Vec<(String, String)>,
-    pub network: Network,
-    /// Ports of the machine's that are to lead to the program's.
-    pub publish: Vec<Port>,
-    pub user: Option<User>,
-    pub limits: Limits,
-    /// What it is to see beside the machine's files.
-    pub mounts: Mounts,
-    /// Whose programs it is to share contexts with; none: nobody's.
-    pub tenant: Option<String>,
-    /// What it gets although it cannot be checkpointed with it.
-    pub allowed: Vec<String>,
+    pub run: Run,
     /// Whether the program is to wait for an app.
     pub framework: bool,
-    /// Whether its standard input, output and error are a terminal, and of which size.
-    pub terminal: Option<WindowSize>,
     /// A pipe for its standard input, which is empty without one; with a terminal the socket of who uses that.
     pub input: Option<OwnedFd>,
     /// How it is brought back after a failure.
@@ -59,49 +38,51 @@ pub struct RunRequest {
 
 /// Starts the program; it runs when this returns.
 pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
-    if request.command.first().is_none_or(String::is_empty) {
+    let wanted = &request.run;
+    if wanted.command.first().is_none_or(String::is_empty) {
         return Err(Error::NoCommand);
     }
-    let (network, ports) = network::choose(Some(request.network), &request.publish, (request.network, &[]))?;
-    let mounts = mounts::settle(&request.mounts)?;
-    let mut environment = request.environment.clone();
+    let network = wanted.network.unwrap_or_default();
+    let (network, ports) = network::choose(Some(network), &wanted.publish, (network, &[]))?;
+    let mounts = mounts::settle(&wanted.mounts)?;
+    let mut environment = wanted.environment.clone();
     let program = mode::program(&request);
-    let (mode, reason) = match request.mode {
-        Some(mode) => (mode, None),
-        None => {
+    let (mode, reason) = match wanted.choose {
+        false => (wanted.mode.unwrap_or_default(), None),
+        true => {
             let (mode, reason) = mode::choose(daemon, &request, program.as_deref());
             (mode, Some(reason))
         }
     };
-    portions::check(&request.limits, request.tenant.as_deref(), mode)?;
+    portions::check(&wanted.limits, wanted.tenant.as_deref(), mode)?;
     let gpu = match mode {
-        Mode::Sandbox => gpu::choose(request.gpu.as_deref())?,
-        Mode::Driver => gpu::expose(request.gpu.as_deref(), &mut environment)?,
+        Mode::Sandbox => gpu::choose(wanted.gpu.as_deref())?,
+        Mode::Driver => gpu::expose(wanted.gpu.as_deref(), &mut environment)?,
     };
-    let shares = match (&request.tenant, mode) {
+    let shares = match (&wanted.tenant, mode) {
         (None, _) => None,
         (Some(tenant), Mode::Sandbox) => Some((tenant, slices::of_images(daemon, tenant)?)),
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     };
-    let sandbox = daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |at| {
+    let sandbox = daemon.sandboxes.add(wanted.name.as_deref(), &names::stem(&wanted.command), |at| {
         // One that starts anew goes on with its log.
         let former = at.former.filter(|_| request.recovery.as_ref().is_some_and(Recovery::has_failed));
         let slice = shares.map(|(tenant, of_images)| slices::choose(tenant, of_images, at.live()));
         let record = Record {
-            command: request.command.clone(),
-            directory: request.directory.clone(),
+            command: wanted.command.clone(),
+            directory: wanted.directory.clone(),
             recovery: request.recovery.clone(),
             network,
             ports: ports.clone(),
-            limits: request.limits,
+            limits: wanted.limits,
             mounts: mounts.clone(),
-            tenant: request.tenant.clone(),
+            tenant: wanted.tenant.clone(),
             slice,
-            user: request.user.clone(),
-            terminal: request.terminal,
+            user: wanted.user.clone(),
+            terminal: wanted.terminal,
             mode_reason: reason,
             program,
-            ..Record::new(daemon.places.new_id()?, at.name, mode, State::Starting, gpu)
+            ..Record::new(daemon.paths.new_id()?, at.name, mode, State::Starting, gpu)
         };
         create(daemon, record, former, None)
     })?;
@@ -135,13 +116,13 @@ pub fn create(
 ) -> Result<Arc<Sandbox>> {
     let library = match (record.mode, image) {
         (Mode::Driver, _) => None,
-        (Mode::Sandbox, None) => Some(Build::installed(&daemon.places, &daemon.program)?),
-        (Mode::Sandbox, Some(image)) => Some(match Build::of_image(&daemon.places, image)? {
+        (Mode::Sandbox, None) => Some(Build::installed(&daemon.paths, &daemon.program)?),
+        (Mode::Sandbox, Some(image)) => Some(match Build::of_image(&daemon.paths, image)? {
             Some(build) => build,
-            None => Build::installed(&daemon.places, &daemon.program)?,
+            None => Build::installed(&daemon.paths, &daemon.program)?,
         }),
     };
-    let sandbox = Sandbox::new(&daemon.places, &daemon.pool, record);
+    let sandbox = Sandbox::new(&daemon.paths, &daemon.pool, record);
     sandbox.update(|_| {})?;
     let made = DirBuilder::new()
         .mode(0o700)
@@ -171,18 +152,19 @@ fn start(sandbox: &Arc<Sandbox>, request: &RunRequest, environment: Vec<(String,
     if sandbox.record().mode == Mode::Sandbox {
         start_gpu_half(sandbox)?;
     }
+    let wanted = &request.run;
     let program = Program {
-        args: request.command.iter().map(OsString::from).collect(),
+        args: wanted.command.iter().map(OsString::from).collect(),
         env: environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
-        cwd: (&request.directory).into(),
-        allowed: request.allowed.clone(),
-        user: request.user.clone().map(|User { uid, gid, groups }| rekindle_sandbox::User {
+        cwd: (&wanted.directory).into(),
+        allowed: wanted.allow.clone(),
+        user: wanted.user.clone().map(|User { uid, gid, groups }| rekindle_sandbox::User {
             uid,
             gid,
             groups,
         }),
     };
-    let standard = match (request.terminal, request.input.as_ref().map(AsFd::as_fd)) {
+    let standard = match (wanted.terminal, request.input.as_ref().map(AsFd::as_fd)) {
         (Some(size), user) => Standard::Terminal(size, user),
         (None, Some(pipe)) => Standard::Pipe(pipe),
         (None, None) => Standard::Empty,

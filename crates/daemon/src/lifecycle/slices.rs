@@ -10,10 +10,14 @@ use crate::sandboxes::Sandbox;
 /// The longest name of a tenant.
 const LONGEST: usize = 64;
 
-/// Whether the program of an image can share contexts: it can if it has had a slice from the beginning of its life.
-pub fn check(tenant: &str, image: &str, slice: Option<Slice>) -> Result<()> {
+/// Whether the program of an image can share contexts: it can if each process that used a GPU has had a slice from the
+/// beginning of its life.
+pub fn check(tenant: &str, image: &str, slices: &[Option<Slice>]) -> Result<()> {
     check_name(tenant)?;
-    slice.map(drop).ok_or_else(|| Error::CannotShare { image: image.to_string() })
+    match !slices.is_empty() && slices.iter().all(Option::is_some) {
+        true => Ok(()),
+        false => Err(Error::CannotShare { image: image.to_string() }),
+    }
 }
 
 /// The slices that images have.
@@ -23,7 +27,7 @@ pub fn of_images(daemon: &Daemon, tenant: &str) -> Result<Vec<Slice>> {
     for image in daemon.store.images()? {
         let metadata =
             daemon.store.image(&image.name).ok().and_then(|image| ImageMetadata::read(&image).ok());
-        slices.extend(metadata.and_then(|metadata| metadata.slice));
+        slices.extend(metadata.iter().flat_map(ImageMetadata::all_slices).flatten());
     }
     Ok(slices)
 }
@@ -34,7 +38,9 @@ pub fn choose<'a>(tenant: &str, of_images: Vec<Slice>, live: impl Iterator<Item 
     let (mut theirs, mut others) = (Vec::new(), of_images);
     for record in live.map(Sandbox::record) {
         let used = if record.tenant.as_deref() == Some(tenant) { &mut theirs } else { &mut others };
-        used.extend(record.slice);
+        let of_workers: Vec<Slice> = record.workers.iter().filter_map(|worker| worker.slice).collect();
+        used.extend(record.slice.filter(|slice| !of_workers.contains(slice)));
+        used.extend(of_workers);
     }
     let count = |used: &[Slice], slice: &Slice| used.iter().filter(|other| *other == slice).count();
     let users = |slice: &Slice| (count(&theirs, slice), count(&others, slice));
@@ -56,9 +62,11 @@ mod tests {
 
     #[test]
     fn a_tenant_has_a_plain_name_and_an_image_its_own_slice() {
-        let slice = Some(Slice::FIRST);
+        let slice = &[Some(Slice::FIRST)];
         check("team-1", "i", slice).unwrap();
-        assert!(check("team-1", "i", None).unwrap_err().to_string().contains("--share"));
+        for without in [&[None][..], &[slice[0], None], &[]] {
+            assert!(check("team-1", "i", without).unwrap_err().to_string().contains("--share"));
+        }
         for tenant in ["", "a b", "../x", "-a", &"x".repeat(65)] {
             assert!(check(tenant, "i", slice).is_err(), "{tenant:?}");
         }

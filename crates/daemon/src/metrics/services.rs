@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use prometheus_client::registry::Unit;
-use rekindle_gateway::{Service, Shown, Stage, Tally};
+use rekindle_gateway::{Service, ServiceView, Stage, Tally};
 
 use super::families::{Families, word};
 use crate::daemon::Daemon;
 
 /// A service, or the canary of one, under the service's name.
-struct Told {
-    shown: Shown,
+struct ServiceMetrics {
+    shown: ServiceView,
     tally: Arc<Tally>,
     name: String,
     tenant: String,
@@ -19,12 +19,12 @@ struct Told {
     canary: &'static str,
 }
 
-impl Told {
-    fn new(daemon: &Daemon, service: &Service, of: Option<&Service>) -> Told {
+impl ServiceMetrics {
+    fn new(daemon: &Daemon, service: &Service, of: Option<&Service>) -> ServiceMetrics {
         let of_service = of.unwrap_or(service);
         let shown = service.shown();
         let tls = daemon.gateway.tls(&service.name).and_then(|tls| tls.problem());
-        Told {
+        ServiceMetrics {
             problem: shown.problem.is_some() || tls.is_some(),
             shown,
             tally: service.tally().clone(),
@@ -48,9 +48,11 @@ impl Told {
 pub fn tell(families: &mut Families, daemon: &Daemon) {
     let all = daemon.gateway.all();
     all.iter().for_each(|service| service.measure());
-    let services: Vec<Told> = all.iter().map(|service| Told::new(daemon, service, None)).collect();
-    let canary = |service: &Arc<Service>| Some(Told::new(daemon, &service.canary()?.service, Some(service)));
-    let canaries: Vec<Told> = all.iter().filter_map(canary).collect();
+    let services: Vec<ServiceMetrics> =
+        all.iter().map(|service| ServiceMetrics::new(daemon, service, None)).collect();
+    let canary =
+        |service: &Arc<Service>| Some(ServiceMetrics::new(daemon, &service.canary()?.service, Some(service)));
+    let canaries: Vec<ServiceMetrics> = all.iter().filter_map(canary).collect();
     tell_of_requests(families, &services);
     tell_of_instances(families, &services, &canaries);
     if let Some(lost) = daemon.access_log.as_ref().map(|log| log.lost()) {
@@ -68,7 +70,7 @@ fn tell_of_spans(families: &mut Families, daemon: &Daemon) {
     families.counter("traced_requests_dropped", None, help).count(&[], tally.dropped.get());
 }
 
-fn tell_of_requests(families: &mut Families, services: &[Told]) {
+fn tell_of_requests(families: &mut Families, services: &[ServiceMetrics]) {
     let help = "Requests that are through, by the status of their answer; none: the client had gone before.";
     let family = families.counter("service_requests", None, help);
     for one in services {
@@ -102,7 +104,7 @@ fn tell_of_requests(families: &mut Families, services: &[Told]) {
     services.iter().for_each(|one| family.is(&one.asked(), one.problem.into()));
 }
 
-fn tell_of_instances(families: &mut Families, services: &[Told], canaries: &[Told]) {
+fn tell_of_instances(families: &mut Families, services: &[ServiceMetrics], canaries: &[ServiceMetrics]) {
     let all = || services.iter().chain(canaries);
     let family = families.gauge("service_queued", None, "Requests that wait for an instance.");
     all().for_each(|one| family.is(&one.made(), one.shown.queued as u64));

@@ -1,5 +1,7 @@
 //! How one worker hands a program over to another: its memory, and its client.
 
+use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -27,13 +29,35 @@ pub(super) fn lend(source: &Worker, target: &Worker, copy: bool) -> Result<()> {
     }
 }
 
-/// Gives the client to the other worker, which is not to let it go on yet.
-pub(super) fn give(source: &Worker, target: &Worker, pid: i32) -> Result<()> {
+/// By what the halves of a program with several are told that all of them go on with the other workers.
+pub(super) struct Together {
+    reads: OwnedFd,
+    writes: File,
+}
+
+impl Together {
+    pub(super) fn new() -> Result<Together> {
+        let (reads, writes) = pipe()?;
+        Ok(Together { reads, writes: writes.into() })
+    }
+
+    /// Tells so many halves, here and there, by one write, of which either all comes or nothing. From now on they go on there.
+    pub(super) fn say(mut self, halves: usize) -> Result<()> {
+        let said = self.writes.write(&vec![1; 2 * halves]);
+        said.map(drop).map_err(|source| Error::system("write to a pipe", source))
+    }
+}
+
+/// Gives the client to the other worker, which is not to let it go on yet; nor is it to without the others, if there are some.
+pub(super) fn give(source: &Worker, target: &Worker, together: Option<&Together>) -> Result<()> {
     let (reads, writes) = pipe()?;
-    let (client, parted) = gpu_half::part(source, reads.as_fd())?;
+    let all = together.map(|together| together.reads.as_fd());
+    let words: Vec<_> = std::iter::once(reads.as_fd()).chain(all).collect();
+    let (client, parted) = gpu_half::part(source, &words)?;
     drop(reads);
     fault::point("migrate-parted")?;
-    gpu_half::take_over(target, pid, parted, client.as_fd(), writes.as_fd())?;
+    let descriptors: Vec<_> = [client.as_fd(), writes.as_fd()].into_iter().chain(all).collect();
+    gpu_half::take_over(target, source.client(), parted, &descriptors)?;
     fault::point("migrate-handed-over")
 }
 

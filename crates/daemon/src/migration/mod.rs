@@ -1,28 +1,30 @@
-//! Moving a program's GPU half to another GPU of this machine, while the program lives.
+//! Moving a program's GPU halves to another GPU of this machine, while the program lives: one for each of its processes that
+//! use a GPU.
 //!
 //! ```text
-//! program       ──runs──────────────────┬ gate closed ────────────────────────────┬──runs───▶
+//! program       ──runs──────────────────┬ calls wait ─────────────────────────────┬──runs───▶
 //! its worker    ├ copied ahead, rounds ─┼ Quiesce ─ Save ──────── Part ┄┄┄┄┄┄┄┄┄┄┄┴ ends
 //! on the other  ├ ready ─ filled ahead ─┼─────────────── Restore ┄ TakeOver ─ Resume ──────▶
 //! ```
 //!
-//! Only the GPU half moves: processes, addresses, names, files and sockets are what they were. The program's worker has all of
-//! its state until the other one has the client, which is decided by one byte in a pipe between the two
+//! Only what is on the GPU moves: processes, addresses, names, files and sockets are what they were. A process's worker has all
+//! of its state until the other one has the client, which is decided by one byte in a pipe between the two
 //! (`crates/worker/src/control/parting.rs`). So it goes on where it was, or there, whoever dies; [`settle`] tells which, after a
-//! daemon's death.
+//! daemon's death. Of several processes all move, or none, by one write to a pipe that all of their workers read.
 
-mod ahead;
 mod hand_over;
+mod ipc_names;
 mod outlive;
 mod plan;
+mod pre_copy;
 mod slots;
-mod standstill;
+mod stop_and_copy;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::{MigrationReport, Operation, Round, State, Way};
+use rekindle_protocol::daemon::{MigrationPath, MigrationReport, Operation, Round, State};
 use rekindle_protocol::worker::Status;
 use rekindle_store::Store;
 
@@ -31,14 +33,14 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::fault;
 use crate::host::gpu;
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::asleep::forget;
-use crate::sandboxes::record::Moving;
+use crate::sandboxes::record::{Moving, MovingProcess};
 use crate::sandboxes::traces::Tracing;
 use crate::timeline::{GPU, Timeline};
-use crate::workers::Worker;
+use crate::workers::{Worker, gpu_half};
 
 pub use outlive::outlive;
 
@@ -57,25 +59,36 @@ const STAYS: &str = "the GPU context that it shared has failed, and the daemon d
                      calls return an error from now on";
 
 /// One move under way.
-struct Move<'a> {
+struct Migration<'a> {
     daemon: &'a Daemon,
     sandbox: &'a Arc<Sandbox>,
-    source: Arc<Worker>,
-    target: Arc<Worker>,
-    /// Of the source, before.
-    status: Status,
-    moving: Moving,
+    gpu: &'a str,
+    halves: Vec<Half>,
     /// What goes through the host's memory lies here.
     store: PathBuf,
     timeline: &'a Timeline,
     reply: &'a Reply<'a>,
 }
 
+/// What one process has on the GPU.
+struct Half {
+    source: Arc<Worker>,
+    target: Arc<Worker>,
+    /// Of the source, before.
+    status: Status,
+}
+
+impl Half {
+    fn process(&self) -> MovingProcess {
+        MovingProcess { worker: self.target.number(), pid: self.source.client() }
+    }
+}
+
 /// How a move went.
-struct Moved {
+struct MigrationOutcome {
     /// For how long the program stood still.
     stopped_us: u64,
-    way: Way,
+    way: MigrationPath,
     rounds: Vec<Round>,
 }
 
@@ -91,48 +104,70 @@ pub fn migrate(
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Migrate, &gpu));
     let operation = sandbox.begin_settled(State::Migrating, WANTED)?;
     let from = sandbox.record().gpu;
-    let (source, status) = plan::source(sandbox, &gpu).map_err(|error| operation.explain(error))?;
+    let sources = plan::sources(sandbox, &gpu).map_err(|error| operation.explain(error))?;
     reply.progress("worker", 0, 0);
-    let target =
-        timeline.time("take a worker", || sandbox.take_worker_on(&gpu, Some(daemon.pool.spare(&gpu)?)))?;
-    let moving = Moving { gpu: gpu.clone(), worker: target.number(), pid: source.client() };
-    // From here on the end of either is no end of the program's.
-    for worker in [&source, &target] {
-        worker.set_followed(true);
-    }
-    let store = daemon.places.moving();
-    let one = Move { daemon, sandbox, source, target, status, moving, store, timeline: &timeline, reply };
+    let halves = timeline.time("take a worker", || take_workers(daemon, sandbox, sources, &gpu))?;
+    let store = daemon.paths.moving();
+    let one = Migration { daemon, sandbox, gpu: &gpu, halves, store, timeline: &timeline, reply };
     let moved = one.perform(rounds).map_err(|error| match operation.explain(error) {
         Error::Cancelled => Error::MoveCancelled,
         other => other,
     });
     one.clear();
-    one.source.set_followed(false);
+    one.halves.iter().for_each(|half| half.source.set_followed(false));
     if moved.is_err() {
-        sandbox.end_worker(&one.target);
-        sandbox.leave_alone(&one.source);
+        one.halves.iter().for_each(|half| sandbox.end_worker(&half.target));
+        one.halves.iter().for_each(|half| sandbox.leave_alone(&half.source));
         sandbox.note(|record| record.moving = None);
         sandbox.note_workers();
     }
     drop(operation);
     sandbox.fill_pool_later();
     let stopped_us = moved.as_ref().map_or(0, |moved| moved.stopped_us);
-    let Moved { way, stopped_us, rounds } = tracing.end(sandbox, &timeline, stopped_us, moved)?;
+    let MigrationOutcome { way, stopped_us, rounds } = tracing.end(sandbox, &timeline, stopped_us, moved)?;
     log::info!("{:?} has moved from {from} to {gpu}", sandbox.name());
     Ok(MigrationReport {
         name: sandbox.name(),
+        bytes: one.bytes(),
         from,
-        gpu,
         way,
-        bytes: one.status.device_bytes,
         total_us: timeline.elapsed_us(),
         stopped_us,
         rounds,
         phases: timeline.phases(),
+        gpu,
     })
 }
 
-impl Move<'_> {
+/// Takes a worker on the other GPU for each of these. From here on the end of none of them is an end of the program's.
+fn take_workers(
+    daemon: &Daemon,
+    sandbox: &Arc<Sandbox>,
+    sources: Vec<(Arc<Worker>, Status)>,
+    gpu: &str,
+) -> Result<Vec<Half>> {
+    let mut halves: Vec<Half> = Vec::new();
+    for (source, status) in sources {
+        let taken = daemon
+            .pool
+            .spare(gpu)
+            .and_then(|spare| sandbox.take_worker_on(gpu, (Some(spare), source.slice())));
+        match taken {
+            Ok(target) => {
+                target.set_followed(true);
+                halves.push(Half { source, target, status });
+            }
+            Err(error) => {
+                halves.iter().for_each(|half| sandbox.end_worker(&half.target));
+                return Err(error);
+            }
+        }
+    }
+    halves.iter().for_each(|half| half.source.set_followed(true));
+    Ok(halves)
+}
+
+impl Migration<'_> {
     /// Removes what went through the host's memory.
     fn clear(&self) {
         let images = Store::open(&self.store).and_then(|store| store.images());
@@ -142,31 +177,67 @@ impl Move<'_> {
         }
     }
 
-    fn perform(&self, wish: Option<u32>) -> Result<Moved> {
-        self.sandbox.update(|record| record.moving = Some(self.moving.clone()))?;
+    /// Of all halves.
+    fn bytes(&self) -> u64 {
+        self.halves.iter().map(|half| half.status.device_bytes).sum()
+    }
+
+    fn perform(&self, rounds_wanted: Option<u32>) -> Result<MigrationOutcome> {
+        let moving = Moving::of(self.gpu, self.halves.iter().map(Half::process));
+        self.sandbox.update(|record| record.moving = moving)?;
         self.sandbox.note_workers();
         fault::point("migrate-begun")?;
-        let found = self.timeline.lane(GPU).time("worker start", || self.target.first_status())?;
-        let way = plan::check(self, &found, wish)?;
+        let start = || gpu_half::each(&self.halves, |half| half.target.first_status());
+        let found = self.timeline.lane(GPU).time("worker start", start)?;
+        let way = plan::check(self, &found, rounds_wanted)?;
         let store = Store::open(&self.store)?;
         self.reply.check_wanted()?;
-        let mut rounds = Vec::new();
-        let most = if way == Way::Host { wish.unwrap_or(USUAL_ROUNDS) } else { 0 };
-        let ahead = self.copy_ahead(&store, &found, most, &mut rounds)?;
-        let last = self.stop_and_move(&store, way, ahead.as_ref())?;
+        let most = if way == MigrationPath::Host { rounds_wanted.unwrap_or(USUAL_ROUNDS) } else { 0 };
+        let budgets = self.budgets(&found);
+        let halves: Vec<_> = self.halves.iter().zip(budgets).collect();
+        let copied = gpu_half::each(&halves, |(half, budget)| {
+            let mut rounds = Vec::new();
+            let pre_copy = self.copy_rounds(half, &store, (most, *budget), &mut rounds)?;
+            Ok((pre_copy, rounds))
+        });
+        let (pre_copy, rounds): (Vec<_>, Vec<_>) = copied?.into_iter().unzip();
+        let last = self.stop_and_move(&store, way, &pre_copy)?;
+        let mut rounds = side_by_side(&rounds);
         rounds.push(last);
-        Ok(Moved { way, stopped_us: last.stopped_us, rounds })
+        Ok(MigrationOutcome { way, stopped_us: last.stopped_us, rounds })
     }
 }
 
-/// The program goes on with the worker on the other GPU.
-fn arrive(sandbox: &Arc<Sandbox>, moving: &Moving, source: Option<&Arc<Worker>>, target: &Worker) {
-    target.set_client(moving.pid);
-    if let Some(source) = source {
-        // It ends by itself; a driver takes its time for that.
-        source.set_client(0);
-        let (sandbox, source) = (sandbox.clone(), source.clone());
-        std::thread::spawn(move || sandbox.end_worker(&source));
+/// Rounds of each half, which went on at the same time, as those of the program.
+fn side_by_side(of_halves: &[Vec<Round>]) -> Vec<Round> {
+    let most = of_halves.iter().map(Vec::len).max().unwrap_or_default();
+    let number = |number: usize| {
+        let halves = || of_halves.iter().filter_map(move |rounds| rounds.get(number));
+        Round {
+            bytes: halves().map(|round| round.bytes).sum(),
+            duration_us: halves().map(|round| round.duration_us).max().unwrap_or_default(),
+            stopped_us: halves().map(|round| round.stopped_us).max().unwrap_or_default(),
+        }
+    };
+    (0..most).map(number).collect()
+}
+
+/// The program goes on with the workers on the other GPU. Each comes with the one before it, if that is known.
+fn arrive<'w>(
+    sandbox: &Arc<Sandbox>,
+    moving: &Moving,
+    halves: impl IntoIterator<Item = (MovingProcess, Option<&'w Arc<Worker>>, &'w Arc<Worker>)>,
+) {
+    let mut arrived = Vec::new();
+    for (process, source, target) in halves {
+        target.set_client(process.pid);
+        if let Some(source) = source {
+            // It ends by itself; a driver takes its time for that.
+            source.set_client(0);
+            let (sandbox, source) = (sandbox.clone(), source.clone());
+            std::thread::spawn(move || sandbox.end_worker(&source));
+        }
+        arrived.push(target);
     }
     // From a context that has failed it has gone to another one.
     let happened = if sandbox.record().gpu == moving.gpu { "outlived" } else { "migrated" };
@@ -176,7 +247,7 @@ fn arrive(sandbox: &Arc<Sandbox>, moving: &Moving, source: Option<&Arc<Worker>>,
         record.problem = None;
     });
     sandbox.note_workers();
-    sandbox.leave_alone(target);
+    arrived.into_iter().for_each(|target| sandbox.leave_alone(target));
     events::tell(happened, |happened| {
         happened.sandbox = Some(sandbox.name());
         happened.gpu = Some(moving.gpu.clone());
@@ -194,30 +265,32 @@ pub fn settle(sandbox: &Arc<Sandbox>) {
         return;
     };
     let (began, workers) = (Instant::now(), sandbox.live_workers());
-    let target = workers.iter().find(|worker| worker.number() == moving.worker);
-    let source = workers.iter().find(|worker| worker.client() == moving.pid);
+    let target = |process: MovingProcess| workers.iter().find(|worker| worker.number() == process.worker);
+    let source = |process: MovingProcess| workers.iter().find(|worker| worker.client() == process.pid);
     let state = |worker: &Arc<Worker>| worker.status().ok();
-    while source.and_then(state).is_some_and(|status| status.parted) && began.elapsed() < SETTLE_LIMIT {
+    let is_open = |process| source(process).and_then(state).is_some_and(|status| status.parted);
+    while moving.processes().any(is_open) && began.elapsed() < SETTLE_LIMIT {
         std::thread::sleep(LOOK);
     }
     let serves = |status: Status| status.client != 0 && !status.held_back;
-    match target.filter(|target| state(target).is_some_and(serves)) {
-        Some(target) => arrive(sandbox, &moving, source, target),
-        None => {
-            target.iter().for_each(|target| sandbox.end_worker(target));
-            sandbox.note(|record| record.moving = None);
-            sandbox.note_workers();
-            sandbox.report_problem(if record.gpu == moving.gpu {
-                STAYS.to_string()
-            } else {
-                let to = moving.gpu;
-                format!("the daemon died while this was to move to {to}; it goes on where it was")
-            });
-        }
+    let is_there = |process| target(process).is_some_and(|target| state(target).is_some_and(serves));
+    if moving.processes().any(is_there) {
+        let arrived = moving.processes().filter(|process| is_there(*process));
+        let rows = arrived.filter_map(|process| Some((process, source(process), target(process)?)));
+        return arrive(sandbox, &moving, rows);
     }
+    moving.processes().filter_map(target).for_each(|target| sandbox.end_worker(target));
+    sandbox.note(|record| record.moving = None);
+    sandbox.note_workers();
+    sandbox.report_problem(if record.gpu == moving.gpu {
+        STAYS.to_string()
+    } else {
+        let to = moving.gpu;
+        format!("the daemon died while this was to move to {to}; it goes on where it was")
+    });
 }
 
 /// Removes what moves of an earlier daemon have left, all of which are settled.
-pub fn clear(places: &Places) {
-    let _ = std::fs::remove_dir_all(places.moving());
+pub fn clear(paths: &Paths) {
+    let _ = std::fs::remove_dir_all(paths.moving());
 }

@@ -21,7 +21,7 @@ use crate::fault;
 use crate::images::machine;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::asleep::forget;
-use crate::sandboxes::record::Moving;
+use crate::sandboxes::record::{Moving, MovingProcess};
 use crate::sandboxes::traces::Tracing;
 use crate::timeline::{GPU, Timeline};
 use crate::workers::{Worker, gpu_half};
@@ -119,7 +119,7 @@ impl Leaving<'_> {
 
     /// What serves the program in another process, once that has its contexts.
     fn take(&self) -> Result<Arc<Worker>> {
-        self.timeline.time("another context", || self.sandbox.take_worker(None))
+        self.timeline.time("another context", || self.sandbox.take_worker_at(self.source.slice()))
     }
 
     fn end(&self, target: &Result<Arc<Worker>>) {
@@ -151,8 +151,9 @@ impl Leaving<'_> {
     }
 
     fn move_to(&self, target: &Arc<Worker>, image: &Image) -> Result<u64> {
-        let moving =
-            Moving { gpu: self.sandbox.record().gpu, worker: target.number(), pid: self.source.client() };
+        let process = MovingProcess { worker: target.number(), pid: self.source.client() };
+        let MovingProcess { worker, pid } = process;
+        let moving = Moving { gpu: self.sandbox.record().gpu, worker, pid, others: Vec::new() };
         self.sandbox.update(|record| record.moving = Some(moving.clone()))?;
         self.sandbox.note_workers();
         self.timeline.time("lend memory", || hand_over::lend(self.source, target, false))?;
@@ -162,7 +163,7 @@ impl Leaving<'_> {
         fault::point("migrate-restored")?;
         // Of one that has ended meanwhile it is known now, while the program can go on with another one.
         target.status()?;
-        self.timeline.time("hand over", || hand_over::give(self.source, target, moving.pid))?;
+        self.timeline.time("hand over", || hand_over::give(self.source, target, None))?;
         let resumed = self
             .timeline
             .time("resume", || gpu_half::resume(target, false, false))
@@ -175,7 +176,7 @@ impl Leaving<'_> {
             Err(error) => return Err(error),
         }
         let held_us = self.timeline.elapsed_us();
-        arrive(self.sandbox, &moving, Some(self.source), target);
+        arrive(self.sandbox, &moving, [(process, Some(self.source), target)]);
         Ok(held_us)
     }
 

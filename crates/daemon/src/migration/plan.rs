@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use rekindle_protocol::daemon::{Mode, Way};
+use rekindle_protocol::daemon::{MigrationPath, Mode};
 use rekindle_protocol::worker::Status;
 
 use crate::error::{Error, Result};
 use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
 use crate::sandboxes::Sandbox;
-use crate::workers::Worker;
+use crate::workers::{Worker, gpu_half};
 
-use super::{Move, WANTED};
+use super::{Migration, WANTED};
 
 /// What must stay free beside what moves, on the GPU and on the host.
 pub(super) const SPARE: u64 = 64 << 20;
 
-/// The worker that has the GPU half which is to move to this GPU, and what it has.
-pub(super) fn source(sandbox: &Sandbox, gpu: &str) -> Result<(Arc<Worker>, Status)> {
+/// The workers that have the GPU halves which are to move to this GPU, and what each has.
+pub(super) fn sources(sandbox: &Sandbox, gpu: &str) -> Result<Vec<(Arc<Worker>, Status)>> {
     let record = sandbox.record();
     let name = record.name.clone();
     let refused = |reason: &str| Err(Error::CannotMove { name: name.clone(), reason: reason.to_string() });
@@ -35,24 +35,41 @@ pub(super) fn source(sandbox: &Sandbox, gpu: &str) -> Result<(Arc<Worker>, Statu
     }
     // Of a container's program the engine has the rest.
     sandbox.cpu(WANTED)?;
-    let Some(worker) = sandbox.serving_worker(WANTED)? else {
+    let workers = sandbox.serving_workers()?;
+    if workers.is_empty() {
         return refused("no process of it uses a GPU through Rekindle, so that there is nothing to move");
-    };
-    let status = worker.status()?;
-    if status.devices.len() > 1 {
+    }
+    let statuses = gpu_half::each(&workers, |worker| worker.status())?;
+    if let Some(status) = statuses.iter().find(|status| status.devices.len() > 1) {
         return refused(&format!(
             "it sees {} GPUs, and only a program with one can move; stop it and restore it there",
             status.devices.len()
         ));
     }
-    Ok((worker, status))
+    Ok(workers.into_iter().zip(statuses).collect())
 }
 
-/// Checks the other GPU, of which a worker on it has told, against the one that the program is on. By which way memory goes
-/// there, unless the user has said how often it is to be copied.
-pub(super) fn check(of: &Move<'_>, there: &Status, rounds: Option<u32>) -> Result<Way> {
-    let (here, gpu) = (&of.status, &of.moving.gpu);
+/// All processes that use the GPU move together: one that has begun to meanwhile would stay behind.
+pub(super) fn check_all(of: &Migration<'_>) -> Result<()> {
+    let moves = |worker: &Arc<Worker>| of.halves.iter().any(|half| half.source.number() == worker.number());
+    match of.sandbox.serving_workers()?.iter().all(moves) {
+        true => Ok(()),
+        false => Err(Error::CannotMove {
+            name: of.sandbox.name(),
+            reason: "another process of it has begun to use the GPU meanwhile; try again".to_string(),
+        }),
+    }
+}
+
+/// Checks the other GPU, of which the workers on it have told, against the one that the program is on. By which way memory
+/// goes there, unless the user has said how often it is to be copied.
+pub(super) fn check(of: &Migration<'_>, there: &[Status], rounds: Option<u32>) -> Result<MigrationPath> {
+    let gpu = of.gpu;
     let refused = |reason: String| Err(Error::CannotMove { name: of.sandbox.name(), reason });
+    // All halves are on the same GPU, and so are all workers there.
+    let Some((here, there)) = of.halves.first().map(|half| &half.status).zip(there.first()) else {
+        return refused("nothing of it is on a GPU".to_string());
+    };
     if there.devices.len() > 1 {
         return refused(format!("{gpu} is {} GPUs; name one", there.devices.len()));
     }
@@ -68,7 +85,7 @@ pub(super) fn check(of: &Move<'_>, there: &Status, rounds: Option<u32>) -> Resul
             wanted.model, found.model
         ));
     }
-    let (needed, free) = (here.device_bytes + SPARE, there.free_bytes.first().copied().unwrap_or_default());
+    let (needed, free) = (of.bytes() + SPARE, there.free_bytes.first().copied().unwrap_or_default());
     if free < needed {
         return refused(format!(
             "it needs {} MB of GPU memory and {} MB are free on {gpu}; free some, or name another GPU",
@@ -77,9 +94,9 @@ pub(super) fn check(of: &Move<'_>, there: &Status, rounds: Option<u32>) -> Resul
         ));
     }
     if rounds.is_none() && there.reaches.contains(&here.gpu_uuid) {
-        return Ok(Way::Direct);
+        return Ok(MigrationPath::Direct);
     }
-    let free = available_memory().min(free_space(&of.daemon.places.runs));
+    let free = available_memory().min(free_space(&of.daemon.paths.runs));
     if free < needed {
         return refused(format!(
             "its memory goes through the host's, which takes {} MB, and {} MB are free; free some",
@@ -87,5 +104,5 @@ pub(super) fn check(of: &Move<'_>, there: &Status, rounds: Option<u32>) -> Resul
             free >> 20
         ));
     }
-    Ok(Way::Host)
+    Ok(MigrationPath::Host)
 }

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use rekindle_protocol::worker::{CACHE_SLOT, Cached};
 use rekindle_store::ContentHash;
 
-use crate::caches::chunks::{self, At, Chunk};
+use crate::caches::chunks::{self, Chunk, ChunkLocation};
 
 pub(super) struct Slots {
     /// The memory's number.
     memory: u32,
-    found: HashMap<ContentHash, At>,
+    found: HashMap<ContentHash, ChunkLocation>,
     /// Where nothing lies.
     free: Vec<u64>,
 }
@@ -27,7 +27,10 @@ impl Slots {
 
     /// Places for those of these chunks that have none, as far as there is room, and what is to be filled there. Chunks that are
     /// not among these lose theirs.
-    pub(super) fn place(&mut self, chunks: &[Chunk<'_>]) -> (HashMap<ContentHash, At>, Vec<Cached>) {
+    pub(super) fn place(
+        &mut self,
+        chunks: &[Chunk<'_>],
+    ) -> (HashMap<ContentHash, ChunkLocation>, Vec<Cached>) {
         let wanted = chunks::by_hash(chunks);
         let free = &mut self.free;
         self.found.retain(|hash, (_, offset)| {
@@ -43,7 +46,7 @@ impl Slots {
         // Neighbours get neighbouring places, where those are free.
         self.free.sort_unstable();
         let count = new.len().min(self.free.len());
-        let places: HashMap<ContentHash, At> = new
+        let places: HashMap<ContentHash, ChunkLocation> = new
             .iter()
             .zip(self.free.drain(..count))
             .map(|(chunk, offset)| (chunk.hash, (self.memory, offset)))
@@ -53,7 +56,7 @@ impl Slots {
     }
 
     /// They are filled.
-    pub(super) fn filled(&mut self, places: HashMap<ContentHash, At>) {
+    pub(super) fn filled(&mut self, places: HashMap<ContentHash, ChunkLocation>) {
         self.found.extend(places);
     }
 

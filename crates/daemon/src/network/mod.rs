@@ -1,7 +1,7 @@
 //! Networks of sandboxes' own, and ports of the machine's that lead into them.
 
-mod carrier;
-mod door;
+mod dialer;
+mod forwarder;
 mod publisher;
 
 use std::io;
@@ -16,26 +16,26 @@ use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 
-pub use door::Door;
+pub use dialer::NetworkDialer;
 pub use publisher::{Lease, Publisher, listen};
 
 /// A sandbox's network, if it has one of its own, and the ports that lead there.
 #[derive(Default)]
-pub struct Place {
+pub struct SandboxNetwork {
     network: OnceLock<Arc<Network>>,
     ports: Mutex<Option<Lease>>,
 }
 
 /// As long as this is there, who comes to the ports waits.
-pub struct Pause<'a>(&'a Place);
+pub struct PortPause<'a>(&'a SandboxNetwork);
 
-impl Drop for Pause<'_> {
+impl Drop for PortPause<'_> {
     fn drop(&mut self) {
         self.0.with(|lease| lease.pause(false));
     }
 }
 
-impl Place {
+impl SandboxNetwork {
     pub fn network(&self) -> Option<&Arc<Network>> {
         self.network.get()
     }
@@ -62,9 +62,9 @@ impl Place {
     }
 
     /// Has who comes to the ports wait meanwhile.
-    pub fn pause(&self) -> Pause<'_> {
+    pub fn pause(&self) -> PortPause<'_> {
         self.with(|lease| lease.pause(true));
-        Pause(self)
+        PortPause(self)
     }
 
     /// The program has ended and may be brought back under its name: the ports stay, and who comes there waits.

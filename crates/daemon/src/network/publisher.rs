@@ -15,7 +15,7 @@ use rekindle_sandbox::{Network, who_listens};
 use tokio::sync::watch;
 
 use crate::error::{Error, Result};
-use crate::network::carrier::{Carrier, Home, Serving, Target};
+use crate::network::forwarder::{Destination, PortForwarder, PortForwarding, Target};
 
 /// An address of the machine's, or all, and a port there.
 type Key = (Option<IpAddr>, u16);
@@ -23,21 +23,21 @@ type Key = (Option<IpAddr>, u16);
 pub struct Publisher {
     wait: Duration,
     /// The thread that carries connections, once there is a port.
-    carrier: OnceLock<Carrier>,
+    forwarder: OnceLock<PortForwarder>,
     open: Mutex<Open>,
 }
 
 #[derive(Default)]
 struct Open {
-    ports: HashMap<Key, Listening>,
+    ports: HashMap<Key, PublishedPort>,
     last: u64,
 }
 
-struct Listening {
+struct PublishedPort {
     /// The last is whom it leads to.
     claims: Vec<Claim>,
     target: watch::Sender<Target>,
-    task: Serving,
+    task: PortForwarding,
 }
 
 struct Claim {
@@ -45,19 +45,19 @@ struct Claim {
     /// The sandbox's.
     name: String,
     to: u16,
-    home: Option<Home>,
+    destination: Option<Destination>,
     paused: bool,
     stopped: bool,
 }
 
-impl Listening {
+impl PublishedPort {
     /// Has who comes find what there is now.
     fn lead(&self) {
         let last = self.claims.last();
         let to = last.map_or(0, |claim| claim.to);
-        let home = last.and_then(|claim| claim.home.clone());
+        let destination = last.and_then(|claim| claim.destination.clone());
         let open = last.is_some_and(|claim| !claim.paused);
-        self.target.send_replace(Target { home, open, to });
+        self.target.send_replace(Target { destination, open, to });
     }
 }
 
@@ -84,7 +84,7 @@ impl Drop for Lease {
 impl Lease {
     /// The program is there.
     pub fn open(&self, network: &Arc<Network>) {
-        self.change(|claim| claim.home = Some(Home::Here(network.clone())));
+        self.change(|claim| claim.destination = Some(Destination::Here(network.clone())));
     }
 
     pub fn pause(&self, paused: bool) {
@@ -93,14 +93,14 @@ impl Lease {
 
     /// The program is not there any more, and may come back.
     pub fn stopped(&self) {
-        self.change(|claim| (claim.home, claim.stopped) = (None, true));
+        self.change(|claim| (claim.destination, claim.stopped) = (None, true));
     }
 
     /// The program is at another node, where these ports lead to it; those that lead to none of them are closed to it.
     pub fn forward(&self, node: IpAddr, there: &[Port]) {
         self.change(|claim| {
             if let Some(port) = there.iter().find(|port| port.to == claim.to) {
-                (claim.home, claim.stopped) = (Some(Home::Elsewhere(node)), true);
+                (claim.destination, claim.stopped) = (Some(Destination::Elsewhere(node)), true);
                 claim.to = port.port;
             }
         });
@@ -119,7 +119,7 @@ impl Lease {
 
 impl Publisher {
     pub fn new(wait: Duration) -> Arc<Publisher> {
-        Arc::new(Publisher { wait, carrier: OnceLock::new(), open: Mutex::default() })
+        Arc::new(Publisher { wait, forwarder: OnceLock::new(), open: Mutex::default() })
     }
 
     /// Opens the ports for the sandbox of this name, all or none. Returns them with the numbers that were chosen.
@@ -141,8 +141,14 @@ impl Publisher {
     }
 
     fn take_one(&self, name: &str, wanted: Port, lease: u64) -> Result<Port> {
-        let claim =
-            Claim { lease, name: name.to_string(), to: wanted.to, home: None, paused: false, stopped: false };
+        let claim = Claim {
+            lease,
+            name: name.to_string(),
+            to: wanted.to,
+            destination: None,
+            paused: false,
+            stopped: false,
+        };
         let mut open = self.lock();
         let key = (wanted.address, wanted.port);
         if let Some(listening) = open.ports.get_mut(&key)
@@ -166,19 +172,19 @@ impl Publisher {
         let port = listener.local_addr().map_err(failed)?.port();
         listener.set_nonblocking(true).map_err(failed)?;
         let (target, leads) = watch::channel(Target::default());
-        let task = self.carrier().map_err(failed)?.serve(listener, leads);
-        let listening = Listening { claims: vec![claim], target, task };
+        let task = self.forwarder().map_err(failed)?.serve(listener, leads);
+        let listening = PublishedPort { claims: vec![claim], target, task };
         listening.lead();
         open.ports.insert((wanted.address, port), listening);
         Ok(Port { port, ..wanted })
     }
 
-    fn carrier(&self) -> io::Result<&Carrier> {
-        if self.carrier.get().is_none() {
+    fn forwarder(&self) -> io::Result<&PortForwarder> {
+        if self.forwarder.get().is_none() {
             // Made with the ports locked: there is one.
-            let _ = self.carrier.set(Carrier::start(self.wait)?);
+            let _ = self.forwarder.set(PortForwarder::start(self.wait)?);
         }
-        self.carrier.get().ok_or_else(|| io::ErrorKind::NotFound.into())
+        self.forwarder.get().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {

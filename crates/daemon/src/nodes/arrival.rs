@@ -51,7 +51,7 @@ pub fn arrive(daemon: &Arc<Daemon>, link: &mut Link, offer: Offer) -> Result<()>
     {
         return link.send(&Answer::Refused { reason: error.to_string() });
     }
-    let came = Received::make(daemon.places.nodes().join(DIRECTORY).join(&id)).and_then(|logs| {
+    let came = Received::make(daemon.paths.nodes().join(DIRECTORY).join(&id)).and_then(|logs| {
         link.send(&Answer::Done)?;
         let mut arrival = Arrival { daemon, offer, last: 0, logs };
         arrival.serve(link)
@@ -129,7 +129,7 @@ impl Arrival<'_> {
         let metadata = ImageMetadata::read(&image)?;
         self.daemon.criu()?;
         let mounts = mounts::choose(&metadata.mounts, &[])?;
-        preflight::check_machine(&self.daemon.places, &image, &metadata, &mounts)?;
+        preflight::check_machine(&self.daemon.paths, &image, &metadata, &mounts)?;
         let gpu = gpu::choose(self.offer.gpu.as_deref())?;
         if !metadata.clients.is_empty() {
             let worker = self.daemon.pool.spares.start(&gpu, Box::new(|_| ()))?;
@@ -150,7 +150,7 @@ impl Arrival<'_> {
         let daemon = self.daemon;
         let (link, this) = (Mutex::new(link), &*self);
         let locked = || link.lock().unwrap_or_else(PoisonError::into_inner);
-        let gate = |sandbox: &Arc<Sandbox>| -> Result<()> {
+        let ready_check = |sandbox: &Arc<Sandbox>| -> Result<()> {
             if daemon.peers.arrivals.is_accepted(&id) {
                 // A worker has ended after the word, and another one takes its place.
                 return Ok(());
@@ -185,7 +185,7 @@ impl Arrival<'_> {
             publish: &self.offer.publish,
             order: load_order::usual(),
             recovery: self.offer.recovery.clone(),
-            gate: Some(&gate),
+            ready_check: Some(&ready_check),
             ..RestoreRequest::default()
         };
         let reply = Reply::to_nobody();

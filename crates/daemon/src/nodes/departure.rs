@@ -58,29 +58,29 @@ pub(super) struct Migration<'a> {
 pub fn depart(
     daemon: &Arc<Daemon>,
     sandbox: &Arc<Sandbox>,
-    wish: Departure<'_>,
+    options: Departure<'_>,
     reply: &Reply<'_>,
 ) -> Result<NodeMigrationReport> {
     let timeline = Timeline::begin();
     let _claim = daemon.leaving.take_sandbox(&sandbox.id, &sandbox.name())?;
     check(sandbox)?;
-    let peer = daemon.peers.known.get(wish.node)?;
+    let peer = daemon.peers.known.get(options.node)?;
     reply.progress("connect", 0, 0);
     let link = timeline.time("connect", || daemon.peers.ends()?.connect(&peer))?;
     let migration = Migration {
         daemon,
         sandbox,
-        id: [daemon.places.new_id()?, daemon.places.new_id()?].concat(),
+        id: [daemon.paths.new_id()?, daemon.paths.new_id()?].concat(),
         link: Mutex::new(link),
         logs: Mutex::default(),
         timeline: &timeline,
         reply,
         last: OnceLock::new(),
         gpu: OnceLock::new(),
-        forward_ms: wish.forward.map(|time| time.as_millis() as u64),
+        forward_ms: options.forward.map(|time| time.as_millis() as u64),
         ports: OnceLock::new(),
     };
-    let moved = migration.perform(&wish);
+    let moved = migration.perform(&options);
     image_name::clear(daemon, &migration.id);
     let (rounds, stopped_us) = moved.map_err(|error| match error {
         Error::Cancelled => Error::MoveCancelled,
@@ -125,13 +125,13 @@ fn check(sandbox: &Sandbox) -> Result<()> {
 }
 
 impl Migration<'_> {
-    fn perform(&self, wish: &Departure<'_>) -> Result<(Vec<Round>, u64)> {
+    fn perform(&self, options: &Departure<'_>) -> Result<(Vec<Round>, u64)> {
         let record = self.sandbox.record();
         let offer = Offer {
             id: self.id.clone(),
             name: record.name,
-            gpu: wish.gpu.clone(),
-            publish: wish.publish.clone(),
+            gpu: options.gpu.clone(),
+            publish: options.publish.clone(),
             log_start: record.log_start,
             // Its images stay here.
             recovery: record.recovery.map(|recovery| recovery.elsewhere()),
@@ -142,7 +142,7 @@ impl Migration<'_> {
             matches!(answer, Answer::Done).then_some(())
         })?;
         fault::point("node-begun")?;
-        let rounds = self.send_ahead(wish.rounds)?;
+        let rounds = self.send_ahead(options.rounds)?;
         self.send_last(rounds)
     }
 

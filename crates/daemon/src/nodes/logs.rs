@@ -58,7 +58,7 @@ pub struct Received {
 
 impl Received {
     pub fn make(directory: PathBuf) -> Result<Received> {
-        crate::host::places::private_directory(&directory, true)?;
+        crate::host::paths::private_directory(&directory, true)?;
         Ok(Received { directory })
     }
 

@@ -31,7 +31,7 @@ use crate::connection_limit::{ConnectionLimit, ConnectionSlot};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::network;
-use crate::peers::{Certain, Link, MESSAGE_LIMIT, Peer};
+use crate::peers::{ArrivalFate, Link, MESSAGE_LIMIT, Peer};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 
@@ -89,8 +89,8 @@ fn hear(daemon: &Arc<Daemon>, socket: TcpStream, _slot: ConnectionSlot) -> Resul
     match link.receive(MESSAGE_LIMIT)? {
         Hello::Migrate(offer) => arrival::arrive(daemon, &mut link, *offer),
         Hello::Settle { id } => link.send(&match daemon.peers.arrivals.settle(&id, from, SETTLE_LIMIT) {
-            Some(Certain::Runs) => Answer::Runs { ports: arrival::ports(daemon, &id) },
-            Some(Certain::Never) => Answer::Never { reason: "it never ran there".to_string() },
+            Some(ArrivalFate::Runs) => Answer::Runs { ports: arrival::ports(daemon, &id) },
+            Some(ArrivalFate::Never) => Answer::Never { reason: "it never ran there".to_string() },
             None => Answer::Open,
         }),
         Hello::Forget { id } => {
@@ -142,7 +142,7 @@ pub fn remove(daemon: &Daemon, name: &str) -> Result<Value> {
 
 /// Sees to what migrations of an earlier daemon have left.
 pub fn tidy(daemon: &Arc<Daemon>) {
-    let received = daemon.places.nodes().join(arrival::DIRECTORY);
+    let received = daemon.paths.nodes().join(arrival::DIRECTORY);
     let _ = std::fs::remove_dir_all(received);
     image_name::clear_all(daemon);
     for sandbox in daemon.sandboxes.all() {

@@ -23,9 +23,9 @@ const GPU_WAIT: Duration = Duration::from_secs(10);
 
 impl Migration<'_> {
     /// Sends what there is, again and again as long as that makes less of it.
-    pub(super) fn send_ahead(&self, wish: Option<u32>) -> Result<Vec<Round>> {
+    pub(super) fn send_ahead(&self, options: Option<u32>) -> Result<Vec<Round>> {
         let mut rounds: Vec<Round> = Vec::new();
-        for number in 1..=wish.unwrap_or(USUAL_ROUNDS).clamp(1, MOST_ROUNDS) {
+        for number in 1..=options.unwrap_or(USUAL_ROUNDS).clamp(1, MOST_ROUNDS) {
             self.reply.check_wanted()?;
             let began = Instant::now();
             let name = image_name::name(&self.id, number);
@@ -65,9 +65,8 @@ impl Migration<'_> {
             to: name,
             leave_running,
             gpu_wait: GPU_WAIT,
-            framework: false,
-            prove: false,
             purpose,
+            ..CheckpointRequest::default()
         };
         checkpoint::checkpoint(self.daemon, self.sandbox, &request, self.reply)
     }

@@ -78,7 +78,8 @@ pub fn map(daemon: &Daemon) -> Vec<Value> {
             worker.glance().iter().for_each(|status| gpu.seen(status));
         }
         let kind = if record.asleep.is_some() { "asleep" } else { "program" };
-        if let Some(bytes) = held(daemon, &sandbox).filter(|bytes| *bytes > 0) {
+        let held = held(daemon, &sandbox).map(|holding| holding.made());
+        if let Some(bytes) = held.filter(|bytes| *bytes > 0) {
             gpu.add(kind, record.name, bytes);
         }
     }

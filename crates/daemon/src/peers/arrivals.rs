@@ -35,7 +35,7 @@ enum Phase {
 
 /// What is certain of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Certain {
+pub enum ArrivalFate {
     /// It has run here, or does.
     Runs,
     /// It has not, and never will.
@@ -51,7 +51,7 @@ struct Arrival {
 
 /// On disk, of one that is accepted.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct ArrivalRecord {
     from: PublicKey,
     name: String,
     ran: bool,
@@ -70,9 +70,9 @@ impl Arrivals {
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             let path = entry.path();
             let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            let read = || serde_json::from_slice::<Kept>(&fs::read(&path).ok()?).ok();
+            let read = || serde_json::from_slice::<ArrivalRecord>(&fs::read(&path).ok()?).ok();
             match read().filter(|_| path.extension().is_some_and(|ending| ending == "json")) {
-                Some(Kept { from, name, ran }) => {
+                Some(ArrivalRecord { from, name, ran }) => {
                     let phase = if ran { Phase::Runs } else { Phase::Accepted };
                     all.insert(id, Arrival { from, name, phase });
                 }
@@ -118,7 +118,7 @@ impl Arrivals {
     fn keep(&self, id: &str, arrival: &Arrival, ran: bool) -> Result<()> {
         let place = self.place(id);
         let partial = place.with_extension("partial");
-        let kept = Kept { from: arrival.from, name: arrival.name.clone(), ran };
+        let kept = ArrivalRecord { from: arrival.from, name: arrival.name.clone(), ran };
         let write = || -> io::Result<()> {
             let mut file = File::create(&partial)?;
             file.write_all(&serde_json::to_vec(&kept)?)?;
@@ -177,7 +177,7 @@ impl Arrivals {
 
     /// What is certain of a program, which is asked by the node that it comes from. From then on one that has not been accepted
     /// never will be; of one that has, it is waited until it is known, if that takes no longer than this.
-    pub fn settle(&self, id: &str, from: PublicKey, within: Duration) -> Option<Certain> {
+    pub fn settle(&self, id: &str, from: PublicKey, within: Duration) -> Option<ArrivalFate> {
         let own = |all: &HashMap<String, Arrival>| {
             all.get(id).filter(|arrival| arrival.from == from).map(|arrival| arrival.phase)
         };
@@ -191,9 +191,9 @@ impl Arrivals {
         let waited = self.changed.wait_timeout_while(all, within, open);
         let all = waited.unwrap_or_else(PoisonError::into_inner).0;
         match own(&all) {
-            Some(Phase::Runs) => Some(Certain::Runs),
+            Some(Phase::Runs) => Some(ArrivalFate::Runs),
             Some(Phase::Accepted) => None,
-            Some(Phase::Comes | Phase::Never) | None => Some(Certain::Never),
+            Some(Phase::Comes | Phase::Never) | None => Some(ArrivalFate::Never),
         }
     }
 
@@ -234,7 +234,7 @@ mod tests {
         digit.repeat(64).parse().unwrap()
     }
 
-    fn settle(arrivals: &Arrivals) -> Option<Certain> {
+    fn settle(arrivals: &Arrivals) -> Option<ArrivalFate> {
         arrivals.settle(ID, key("1"), Duration::ZERO)
     }
 
@@ -242,11 +242,11 @@ mod tests {
     fn one_that_was_asked_about_before_the_word_never_runs() {
         let place = tempfile::tempdir().unwrap();
         let arrivals = Arrivals::load(place.path().to_path_buf());
-        assert_eq!(settle(&arrivals), Some(Certain::Never));
+        assert_eq!(settle(&arrivals), Some(ArrivalFate::Never));
         arrivals.begin(ID, key("1"), "a").unwrap();
         // Another node's question says nothing.
-        assert_eq!(arrivals.settle(ID, key("2"), Duration::ZERO), Some(Certain::Never));
-        assert_eq!(settle(&arrivals), Some(Certain::Never));
+        assert_eq!(arrivals.settle(ID, key("2"), Duration::ZERO), Some(ArrivalFate::Never));
+        assert_eq!(settle(&arrivals), Some(ArrivalFate::Never));
         assert!(arrivals.accept(ID).is_err());
     }
 
@@ -261,12 +261,12 @@ mod tests {
         let next = load();
         assert_eq!((settle(&next), next.is_accepted(ID)), (None, true));
         next.runs(ID);
-        assert_eq!(settle(&next), Some(Certain::Runs));
-        assert_eq!(settle(&load()), Some(Certain::Runs));
+        assert_eq!(settle(&next), Some(ArrivalFate::Runs));
+        assert_eq!(settle(&load()), Some(ArrivalFate::Runs));
         next.forget(ID, key("2")).unwrap();
-        assert_eq!(settle(&next), Some(Certain::Runs));
+        assert_eq!(settle(&next), Some(ArrivalFate::Runs));
         next.forget(ID, key("1")).unwrap();
-        assert_eq!(settle(&next), Some(Certain::Never));
-        assert_eq!(settle(&load()), Some(Certain::Never));
+        assert_eq!(settle(&next), Some(ArrivalFate::Never));
+        assert_eq!(settle(&load()), Some(ArrivalFate::Never));
     }
 }

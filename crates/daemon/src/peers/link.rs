@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::key::{Key, PublicKey};
-use super::known::{Known, Peer};
+use super::known_nodes::{KnownNodes, Peer};
 use super::trust::{Anyone, Expected};
 use crate::error::{Error, Result};
 
@@ -42,7 +42,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 /// What both ends of connections need.
 pub struct Ends {
     key: Arc<Key>,
-    known: Arc<Known>,
+    known: Arc<KnownNodes>,
     provider: Arc<CryptoProvider>,
 }
 
@@ -57,7 +57,7 @@ pub struct Link {
 }
 
 impl Ends {
-    pub fn new(key: Arc<Key>, known: Arc<Known>) -> Ends {
+    pub fn new(key: Arc<Key>, known: Arc<KnownNodes>) -> Ends {
         Ends { key, known, provider: Arc::new(default_provider()) }
     }
 
@@ -229,7 +229,7 @@ impl Link {
     /// go on, and finds that an error.
     pub fn stream(&mut self) -> Result<impl Read + Write + '_> {
         self.socket.set_read_timeout(Some(MESSAGE_LIMIT)).map_err(|error| self.lost(&error))?;
-        Ok(Flow(self))
+        Ok(BodyStream(self))
     }
 
     /// Reads what still comes, for nothing, until the other side has read what it was told and closes: a connection that is
@@ -247,15 +247,15 @@ impl Link {
     }
 }
 
-struct Flow<'a>(&'a mut Link);
+struct BodyStream<'a>(&'a mut Link);
 
-impl Read for Flow<'_> {
+impl Read for BodyStream<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.stream.read(into)
     }
 }
 
-impl Write for Flow<'_> {
+impl Write for BodyStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut polled = [PollFd::new(self.0.socket.as_fd(), PollFlags::POLLIN)];
         match poll(&mut polled, PollTimeout::ZERO) {

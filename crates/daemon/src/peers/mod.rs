@@ -3,7 +3,7 @@
 
 mod arrivals;
 mod key;
-mod known;
+mod known_nodes;
 mod link;
 mod trust;
 
@@ -11,12 +11,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
-use crate::host::places::private_directory;
+use crate::host::paths::private_directory;
 
-pub use arrivals::{Arrivals, Certain};
+pub use arrivals::{ArrivalFate, Arrivals};
 use key::Key;
-use known::Known;
-pub use known::Peer;
+use known_nodes::KnownNodes;
+pub use known_nodes::Peer;
 use link::Ends;
 pub use link::{Link, MESSAGE_LIMIT};
 
@@ -25,7 +25,7 @@ pub struct Peers {
     directory: PathBuf,
     /// Made when it is first needed.
     key: OnceLock<Arc<Key>>,
-    pub known: Arc<Known>,
+    pub known: Arc<KnownNodes>,
     pub arrivals: Arrivals,
     /// Where nodes are heard.
     pub listens: OnceLock<std::net::SocketAddr>,
@@ -36,7 +36,7 @@ impl Peers {
         let arrivals = directory.join("arrivals");
         private_directory(&directory, true)?;
         private_directory(&arrivals, true)?;
-        let known = Arc::new(Known::load(&directory)?);
+        let known = Arc::new(KnownNodes::load(&directory)?);
         let arrivals = Arrivals::load(arrivals);
         Ok(Peers { directory, key: OnceLock::new(), known, arrivals, listens: OnceLock::new() })
     }

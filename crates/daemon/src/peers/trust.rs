@@ -10,7 +10,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, SignatureScheme};
 
 use super::key::PublicKey;
-use super::known::Known;
+use super::known_nodes::KnownNodes;
 
 /// The node that is connected to has this key and no other.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Expected {
 
 /// Who connects is a node that is known.
 pub struct Anyone {
-    pub known: Arc<Known>,
+    pub known: Arc<KnownNodes>,
     pub provider: Arc<CryptoProvider>,
 }
 
@@ -49,6 +49,37 @@ fn too_old() -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
     Err(rustls::Error::PeerIncompatible(rustls::PeerIncompatible::Tls12NotOffered))
 }
 
+/// What is the same on both sides: raw keys alone, by Ed25519 and TLS 1.3.
+macro_rules! raw_keys_alone {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+            too_old()
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            key: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+            verify(message, key, signed, &self.provider)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            true
+        }
+    };
+}
+
 impl ServerCertVerifier for Expected {
     fn verify_server_cert(
         &self,
@@ -64,31 +95,7 @@ impl ServerCertVerifier for Expected {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        too_old()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        verify(message, key, signed, &self.provider)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    raw_keys_alone!();
 }
 
 impl ClientCertVerifier for Anyone {
@@ -108,29 +115,5 @@ impl ClientCertVerifier for Anyone {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        too_old()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        verify(message, key, signed, &self.provider)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    raw_keys_alone!();
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use rekindle_sandbox::autobound::{self, Names};
 use rekindle_sandbox::pages;
 use rekindle_sandbox::{
-    Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox as CpuHalf, Vacant,
+    Criu, ExternalSocket, ReadySandbox, RestoreReport, RestoreSpec, Restored, Sandbox as CpuHalf,
 };
 
 use super::{Attempt, available_threads, join};
@@ -55,8 +55,8 @@ impl Attempt<'_> {
             steps_told: log::log_enabled!(log::Level::Debug),
         };
         std::thread::scope(|scope| {
-            let vacant =
-                scope.spawn(|| self.timeline.lane(SANDBOX).time("namespaces", || Ok(Vacant::make(&spec)?)));
+            let vacant = scope
+                .spawn(|| self.timeline.lane(SANDBOX).time("namespaces", || Ok(ReadySandbox::make(&spec)?)));
             let pages = scope.spawn(|| self.timeline.lane(PAGES).time("check pages", || self.check_pages()));
             let ready = self.check_files().and_then(|images| self.link_pages().map(|()| images));
             let vacant = self.timeline.lane(CPU).wait("wait for the sandbox", &[SANDBOX], || join(vacant));
@@ -64,7 +64,7 @@ impl Attempt<'_> {
                 (Ok(images), Ok(vacant)) => (images, vacant),
                 (Ok(_), Err(error)) => return Err(error),
                 (Err(error), vacant) => {
-                    vacant.into_iter().for_each(Vacant::kill);
+                    vacant.into_iter().for_each(ReadySandbox::kill);
                     return Err(error);
                 }
             };
@@ -102,7 +102,7 @@ impl Attempt<'_> {
 
     fn bring_cpu_back(
         &self,
-        vacant: Vacant,
+        vacant: ReadySandbox,
         images: &mut Images,
         before_resume: impl FnOnce(&Restored) -> Result<()>,
     ) -> Result<CpuHalf> {
@@ -133,7 +133,7 @@ impl Attempt<'_> {
             }
             Err(error) => {
                 let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(cause.unwrap_or_else(|| self.daemon.places.keep_words(error)))
+                Err(cause.unwrap_or_else(|| self.daemon.paths.keep_words(error)))
             }
         }
     }

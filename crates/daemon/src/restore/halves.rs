@@ -6,6 +6,7 @@
 //!          cpu half ───────────── CRIU ────┘      the program runs ┘
 //! ```
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use crate::caches::CacheLease;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::preflight;
+use crate::sandboxes::Sandbox;
 use crate::timeline::{CPU, GPU, PINNED};
 use crate::workers::{Worker, gpu_half};
 
@@ -44,23 +46,63 @@ pub struct GpuHalf {
     pub journal: OwnedFd,
 }
 
+/// The halves of a program that runs: the worker of each process, the half that it has of the image that it came of, and what
+/// the names of that half's parts begin with in the image.
+pub fn running(sandbox: &Sandbox, image: &Image) -> Result<Vec<(Arc<Worker>, Image, String)>> {
+    let cpu = sandbox.cpu("profiled")?;
+    let halves = &image.manifest().halves;
+    let inside: HashMap<i32, i32> = cpu.pids().into_iter().map(|(inside, pid)| (pid, inside)).collect();
+    let half = |worker: Arc<Worker>| {
+        let process = inside.get(&worker.client()).map(|pid| *pid as u32);
+        // One that has begun to use the GPU since has nothing in the image.
+        match process.filter(|process| halves.contains(process)) {
+            _ if halves.is_empty() => Some(image.half(0).map(|half| (worker, half, String::new()))),
+            Some(process) => Some(image.half(process).map(|half| (worker, half, format!("{process}/")))),
+            None => None,
+        }
+    };
+    let halves = sandbox.serving_workers()?.into_iter().filter_map(half);
+    Ok(halves.collect::<std::result::Result<_, _>>()?)
+}
+
 impl<'a> Half<'a> {
     /// The socket of the image that its own takes the place of.
     pub fn socket(&self) -> ExternalSocket<'_> {
         ExternalSocket { inode: self.client.socket_inode as u32, socket: self.client_end.as_fd() }
     }
+
+    /// Gives the worker its client, which is complete and does not run yet, and has this pid.
+    pub fn adopt(&self, pid: i32) -> Result<()> {
+        let taken = gpu_half::adopt(&self.worker, pid, false, self.worker_end.as_fd());
+        taken.map_err(|error| loading::cause(&self.worker, error))?;
+        // Before a process can come that has no worker yet, and would be given this one.
+        self.worker.set_followed(true);
+        self.worker.set_client(pid);
+        Ok(())
+    }
+
+    /// What is still to come of it.
+    pub fn pending(self, gpu: GpuHalf, pid: i32) -> PendingLoad {
+        let GpuHalf { began_us, lease, journal } = gpu;
+        let recovery = RecoveryState { client: self.worker_end, journal, pid };
+        let image = self.image.path().to_path_buf();
+        PendingLoad { worker: self.worker, image, began_us, lease, recovery }
+    }
 }
 
 impl<'a> Attempt<'a> {
     /// A worker for each process that used a GPU; one for the first that will, where none did.
-    pub(super) fn take_workers(&self) -> Result<Vec<Arc<Worker>>> {
+    pub fn take_workers(&self) -> Result<Vec<Arc<Worker>>> {
         let count = self.metadata.clients.len().max(1);
-        let take = |_| self.timeline.time("take a worker", || self.sandbox.take_worker(None));
+        let slices = self.metadata.all_slices();
+        let slice = |number| slices.get(number).copied().flatten();
+        let take =
+            |number| self.timeline.time("take a worker", || self.sandbox.take_worker_at(slice(number)));
         (0..count).map(take).collect()
     }
 
     /// The halves of all processes that used a GPU, each with one of these workers, and the files that they had mapped.
-    pub(super) fn halves(&self, workers: Vec<Arc<Worker>>) -> Result<Vec<Half<'a>>> {
+    pub fn halves(&self, workers: Vec<Arc<Worker>>) -> Result<Vec<Half<'a>>> {
         let half = |(client, worker): (&'a Quiesced, Arc<Worker>)| {
             self.make_files(client)?;
             let ends = self.sandbox.network.pair();
@@ -75,9 +117,9 @@ impl<'a> Attempt<'a> {
     /// Restores the GPU halves and the CPU half side by side, up to where the program runs and each worker has its client.
     pub(super) fn all_halves(&self, halves: Vec<Half<'a>>) -> Result<(CpuHalf, Vec<PendingLoad>)> {
         let sockets: Vec<_> = halves.iter().map(Half::socket).collect();
-        let places: Vec<_> = halves.iter().map(|half| (&half.worker, &half.image)).collect();
+        let paths: Vec<_> = halves.iter().map(|half| (&half.worker, &half.image)).collect();
         let (cpu, adopted) = std::thread::scope(|scope| {
-            let gpu = scope.spawn(|| self.restore_gpu(&places));
+            let gpu = scope.spawn(|| self.restore_gpu(&paths));
             let pinned = scope.spawn(|| {
                 // The next daemon is to find the workers before the program can.
                 self.sandbox.note_workers();
@@ -101,28 +143,17 @@ impl<'a> Attempt<'a> {
                 .map(|adopted| (cpu, adopted))
                 .ok_or_else(|| self.refused("CRIU brought it back and did not say so"))
         })?;
-        drop((sockets, places));
+        drop((sockets, paths));
         let (gpu, pids) = adopted;
-        let pending = halves.into_iter().zip(gpu).zip(pids).map(|((half, gpu), pid)| {
-            let GpuHalf { began_us, lease, journal } = gpu;
-            let recovery = RecoveryState { client: half.worker_end, journal, pid };
-            let image = half.image.path().to_path_buf();
-            PendingLoad { worker: half.worker, image, began_us, lease, recovery }
-        });
+        let pending = halves.into_iter().zip(gpu).zip(pids).map(|((half, gpu), pid)| half.pending(gpu, pid));
         Ok((cpu, pending.collect()))
     }
 
-    /// Gives the worker its client, which is complete and does not run yet. The client's pid as we see it.
+    /// Gives the worker its client. The client's pid as we see it.
     fn adopt(&self, half: &Half<'_>, restored: &Restored) -> Result<i32> {
-        let Half { client, worker, worker_end, .. } = half;
-        let pid = restored.pids().get(&(client.process as i32)).copied();
+        let pid = restored.pids().get(&(half.client.process as i32)).copied();
         let pid = pid.ok_or_else(|| self.refused("a process that used the GPU did not come back"))?;
-        let taken = gpu_half::adopt(worker, pid, false, worker_end.as_fd());
-        taken.map_err(|error| loading::cause(worker, error))?;
-        // Before a process can come that has no worker yet, and would be given this one.
-        worker.set_followed(true);
-        worker.set_client(pid);
-        Ok(pid)
+        half.adopt(pid).map(|()| pid)
     }
 
     /// Brings GPU halves to their places. The program does not run before this has worked, so that the GPU may be checked

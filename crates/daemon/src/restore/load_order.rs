@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::restore::halves;
 use crate::sandboxes::Sandbox;
 use crate::workers::Worker;
 
@@ -66,12 +67,18 @@ fn unused_first(image: &Image, used: Vec<String>) -> Vec<String> {
 /// Keeps with its image in which order a restored program's requests have named buffers.
 pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
     let name = sandbox.name();
-    sandbox.cpu("profiled")?;
     let unknown = |reason: &str| Error::NoLoadOrder { name: name.clone(), reason: reason.to_string() };
     let image = sandbox.record().image.ok_or_else(|| unknown("it was not restored from an image"))?;
-    let worker = sandbox.serving_worker("profiled")?.ok_or_else(|| unknown("it does not use a GPU"))?;
-    let parts = worker.ask("tell which buffers were used first", ask::Uses {}, &[])?;
-    daemon.store.image(&image)?.set_load_order(&parts)?;
+    let halves = halves::running(sandbox, &daemon.store.image(&image)?)?;
+    if halves.is_empty() {
+        return Err(unknown("it does not use a GPU"));
+    }
+    let mut parts: Vec<String> = Vec::new();
+    for (worker, half, prefix) in &halves {
+        let used = worker.ask("tell which buffers were used first", ask::Uses {}, &[])?;
+        half.set_load_order(&used)?;
+        parts.extend(used.iter().map(|part| format!("{prefix}{part}")));
+    }
     let shares = daemon.pool.caches.shares();
     Ok(json!({ "name": name, "image": image, "parts": parts, "shares": shares }))
 }

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::State;
-use rekindle_protocol::mending::{How, Lapse};
+use rekindle_protocol::mending::{MendMode, MendObstacle};
 
 use crate::error::{Error, Result};
 use crate::events;
 use crate::host::process::is_alive;
 use crate::sandboxes::Sandbox;
 use crate::timeline::Clock;
-use crate::workers::{Held, Worker};
+use crate::workers::{TakeoverState, Worker};
 
 const WANTED: &str = "given another GPU worker";
 /// So many workers are tried: what kills each that comes is not chance.
@@ -61,7 +61,7 @@ fn go_on(sandbox: &Arc<Sandbox>, lost: &Arc<Worker>, began: Instant) -> Result<(
     };
     let operation = sandbox.begin_after(State::Waking, WANTED)?;
     if let Some(standing) = held.standing().filter(|standing| standing.epoch.is_none()) {
-        return Err(unmended(standing.why.unwrap_or(Lapse::Beginning).why().to_string()));
+        return Err(unmended(standing.why.unwrap_or(MendObstacle::Beginning).why().to_string()));
     }
     if !sandbox.may_mend(MOST, WITHIN) {
         let within = WITHIN.as_secs();
@@ -96,11 +96,11 @@ fn go_on(sandbox: &Arc<Sandbox>, lost: &Arc<Worker>, began: Instant) -> Result<(
 fn take_up(
     sandbox: &Arc<Sandbox>,
     lost: &Worker,
-    held: &Held,
-    how: How,
+    held: &TakeoverState,
+    how: MendMode,
 ) -> std::result::Result<Arc<Worker>, (Error, bool)> {
     let clock = Clock::at(0);
-    let worker = sandbox.take_worker(None).map_err(|error| (error, false))?;
+    let worker = sandbox.take_worker_at(lost.slice()).map_err(|error| (error, false))?;
     worker.set_followed(true);
     let place = sandbox.mending_place(&worker);
     let taken = worker

@@ -95,10 +95,10 @@ pub struct RestoreRequest<'a> {
     /// The tenant whose service that is.
     pub service_tenant: Option<&'a str>,
     /// Asked when the program is complete, and does not run before this lets it.
-    pub gate: Option<&'a Gate<'a>>,
+    pub ready_check: Option<&'a ReadyCheck<'a>>,
 }
 
-pub type Gate<'a> = dyn Fn(&Arc<Sandbox>) -> Result<()> + Sync + 'a;
+pub type ReadyCheck<'a> = dyn Fn(&Arc<Sandbox>) -> Result<()> + Sync + 'a;
 
 pub struct Attempt<'a> {
     pub daemon: &'a Daemon,
@@ -118,7 +118,7 @@ pub struct Attempt<'a> {
 }
 
 /// An image that is to be restored, and when that began.
-pub struct Opened {
+pub struct OpenedImage {
     pub image: Image,
     pub metadata: ImageMetadata,
     timeline: Timeline,
@@ -127,7 +127,7 @@ pub struct Opened {
 }
 
 /// Opens the image, and reads all of it if that is asked for.
-pub fn open(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>) -> Result<Opened> {
+pub fn open(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>) -> Result<OpenedImage> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Restore, request.image));
     reply.progress("check", 0, 0);
     let image = daemon.store.image(request.image)?;
@@ -139,17 +139,17 @@ pub fn open(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>) ->
     if request.app.is_some() && !metadata.framework {
         return Err(Error::NoFramework { image: request.image.to_string() });
     }
-    Ok(Opened { image, metadata, timeline, tracing, damaged_advice })
+    Ok(OpenedImage { image, metadata, timeline, tracing, damaged_advice })
 }
 
 /// Returns when the program runs.
 pub fn restore(
     daemon: &Daemon,
-    opened: Opened,
+    opened: OpenedImage,
     request: &RestoreRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
-    let Opened { image, metadata, timeline, tracing, damaged_advice } = opened;
+    let OpenedImage { image, metadata, timeline, tracing, damaged_advice } = opened;
     let place = match request.service {
         Some(_) => (Network::Private, Vec::new()),
         None => network::choose(request.network, request.publish, (metadata.network, &metadata.ports))?,
@@ -160,16 +160,15 @@ pub fn restore(
         Mode::Sandbox => gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?,
         Mode::Driver => metadata.gpu.clone(),
     };
-    check_single(&metadata, request)?;
     match (request.tenant, mode) {
         (None, _) => {}
-        (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, metadata.slice)?,
+        (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, &metadata.all_slices())?,
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     }
     portions::check(&request.limits, request.tenant, mode)?;
     let pairs = timeline.time("checks", || {
         daemon.criu()?;
-        preflight::check_machine(&daemon.places, &image, &metadata, &mounts)?;
+        preflight::check_machine(&daemon.paths, &image, &metadata, &mounts)?;
         driver_half::check(&daemon.driver, || daemon.criu(), &image, &metadata, request.gpu_map)
     })?;
     timeline.time("check", || cpu_half::check(&image, available_threads()))?;
@@ -241,17 +240,6 @@ pub fn restore(
     })
 }
 
-/// What is done to programs of which a single process uses the GPU.
-fn check_single(metadata: &ImageMetadata, request: &RestoreRequest<'_>) -> Result<()> {
-    let wanted = match request {
-        RestoreRequest { tenant: Some(_), .. } => "restored into shared contexts",
-        RestoreRequest { record: true, .. } => "profiled",
-        _ => return Ok(()),
-    };
-    let (image, count) = (request.image.to_string(), metadata.clients.len());
-    if count > 1 { Err(Error::ManyHalves { image, count, wanted }) } else { Ok(()) }
-}
-
 /// Reserves a name and makes the new sandbox's places. Without a name given it is that of the old sandbox, if free.
 fn hold(
     daemon: &Daemon,
@@ -287,10 +275,10 @@ fn hold(
             slice: metadata.slice,
             service: request.service.map(str::to_string),
             service_tenant: request.service_tenant.map(str::to_string),
-            ..Record::new(daemon.places.new_id()?, at.name, mode, State::Restoring, gpu)
+            ..Record::new(daemon.paths.new_id()?, at.name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own, and one that comes from elsewhere brings its log.
-        let goes_on = request.app.is_none() && request.gate.is_none();
+        let goes_on = request.app.is_none() && request.ready_check.is_none();
         create(daemon, record, at.former.filter(|_| goes_on), Some(image))
     })
 }
@@ -336,7 +324,7 @@ impl Attempt<'_> {
     }
 
     fn pass_gate(&self) -> Result<()> {
-        self.request.gate.map_or(Ok(()), |gate| gate(self.sandbox))
+        self.request.ready_check.map_or(Ok(()), |ready_check| ready_check(self.sandbox))
     }
 
     fn hand_over(&self, app: &App) -> Result<()> {

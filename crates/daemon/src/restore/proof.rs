@@ -20,7 +20,7 @@ use super::halves::Half;
 use super::{Attempt, RestoreRequest, available_threads, join};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::images::metadata::ImageMetadata;
 use crate::images::{cpu_images, machine, preflight, remove_made_when_free};
 use crate::lifecycle::run::{create, give_back};
@@ -51,10 +51,10 @@ pub fn commit(
     reply: &Reply<'_>,
     prove: impl FnOnce(&Image) -> Result<Vec<String>>,
 ) -> Result<(String, Vec<String>)> {
-    let note = is_wanted.then(|| Note::leave(&daemon.places, &draft.manifest())).transpose()?;
+    let marker = is_wanted.then(|| UnprovenMarker::leave(&daemon.paths, &draft.manifest())).transpose()?;
     let image = timeline.time("commit", || draft.commit())?;
     let (name, id) = (image.manifest().name.clone(), image.manifest().id.clone());
-    let Some(note) = note else { return Ok((id, Vec::new())) };
+    let Some(marker) = marker else { return Ok((id, Vec::new())) };
     reply.progress("prove", 0, 0);
     let proven = timeline.time("prove", || prove(&image));
     drop(image);
@@ -62,16 +62,16 @@ pub fn commit(
     match told.is_err().then(|| remove_made_when_free(&daemon.store, &name, &id)) {
         Some(Err(error)) => {
             log::error!("the image of a checkpoint that was not proven stays until the next daemon: {error}");
-            std::mem::forget(note);
+            std::mem::forget(marker);
         }
-        Some(Ok(())) | None => drop(note),
+        Some(Ok(())) | None => drop(marker),
     }
     Ok((id, told?))
 }
 
 /// Removes the images that a daemon before this one did not come to prove.
 pub fn remove_unproven(daemon: &Daemon) {
-    for (path, image) in Note::all(&daemon.places) {
+    for (path, image) in UnprovenMarker::all(&daemon.paths) {
         match daemon.store.remove_made(&image.name, &image.id) {
             Ok(()) => {
                 log::warn!("the daemon died before the image {:?} was proven; it is removed", image.name)
@@ -83,30 +83,30 @@ pub fn remove_unproven(daemon: &Daemon) {
                 continue;
             }
         }
-        drop(Note(path));
+        drop(UnprovenMarker(path));
     }
 }
 
 /// Says of an image that it is not proven yet, for as long as it is there.
-struct Note(PathBuf);
+struct UnprovenMarker(PathBuf);
 
-impl Note {
-    fn leave(places: &Places, manifest: &Manifest) -> Result<Note> {
-        let note = Note(places.unproven().join(&manifest.id));
+impl UnprovenMarker {
+    fn leave(paths: &Paths, manifest: &Manifest) -> Result<UnprovenMarker> {
+        let marker = UnprovenMarker(paths.unproven().join(&manifest.id));
         let image = Unproven { name: manifest.name.clone(), id: manifest.id.clone() };
         let write = || -> io::Result<()> {
-            let mut file = File::create_new(&note.0)?;
+            let mut file = File::create_new(&marker.0)?;
             file.write_all(&serde_json::to_vec(&image)?)?;
             file.sync_all()?;
             // As durable as the image will be.
-            File::open(places.unproven())?.sync_all()
+            File::open(paths.unproven())?.sync_all()
         };
-        write().map_err(|source| Error::io("write", &note.0, source))?;
-        Ok(note)
+        write().map_err(|source| Error::io("write", &marker.0, source))?;
+        Ok(marker)
     }
 
-    fn all(places: &Places) -> Vec<(PathBuf, Unproven)> {
-        let entries = fs::read_dir(places.unproven()).into_iter().flatten().flatten();
+    fn all(paths: &Paths) -> Vec<(PathBuf, Unproven)> {
+        let entries = fs::read_dir(paths.unproven()).into_iter().flatten().flatten();
         let read = |path: PathBuf| {
             let image = serde_json::from_slice(&fs::read(&path).ok()?).ok()?;
             Some((path, image))
@@ -115,7 +115,7 @@ impl Note {
     }
 }
 
-impl Drop for Note {
+impl Drop for UnprovenMarker {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
             log::error!("{} stays, which has the image removed later: {error}", self.0.display());
@@ -163,7 +163,7 @@ pub fn in_place(
     metadata: &ImageMetadata,
     work: impl FnOnce(&Attempt<'_>) -> Result<Option<String>>,
 ) -> Result<Vec<String>> {
-    preflight::check_machine(&daemon.places, image, metadata, &metadata.mounts)?;
+    preflight::check_machine(&daemon.paths, image, metadata, &metadata.mounts)?;
     fault::point("proof-begun")?;
     let mode = machine::shown_mode(image.manifest().mode);
     let sandbox = daemon.sandboxes.add(None, "proof", |at| {
@@ -172,7 +172,7 @@ pub fn in_place(
             directory: image.manifest().program.cwd.to_string_lossy().into_owned(),
             image: Some(image.manifest().name.clone()),
             mounts: metadata.mounts.clone(),
-            ..Record::new(daemon.places.new_id()?, at.name, mode, State::Restoring, metadata.gpu.clone())
+            ..Record::new(daemon.paths.new_id()?, at.name, mode, State::Restoring, metadata.gpu.clone())
         };
         create(daemon, record, None, Some(image))
     })?;
@@ -241,8 +241,8 @@ impl Attempt<'_> {
     /// Brings the GPU halves to where they could be used, if there is room beside the program's.
     fn prove_gpu(&self, halves: &[Half<'_>]) -> Result<Option<String>> {
         self.sandbox.note_workers();
-        let places: Vec<_> = halves.iter().map(|half| (&half.worker, &half.image)).collect();
-        let Some((worker, _)) = places.first() else { return Ok(None) };
+        let paths: Vec<_> = halves.iter().map(|half| (&half.worker, &half.image)).collect();
+        let Some((worker, _)) = paths.first() else { return Ok(None) };
         let status = worker.status()?;
         let (needed, free) = (preflight::gpu_bytes(self.image)?, status.free_bytes.first().copied());
         if let Some(free) = free.filter(|free| *free < needed) {
@@ -252,7 +252,7 @@ impl Attempt<'_> {
                 free >> 20
             )));
         }
-        self.restore_gpu(&places).map(|_| None)
+        self.restore_gpu(&paths).map(|_| None)
     }
 
     /// Images as they can be restored beside the program.

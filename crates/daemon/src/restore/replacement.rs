@@ -42,7 +42,7 @@ pub fn replace(
 ) -> (Arc<Worker>, Result<Vec<Phase>>) {
     let began_us = clock.elapsed_us();
     let opened = Image::open(image).map_err(Error::from);
-    let started = opened.and_then(|image| Ok((sandbox.start_worker()?, image)));
+    let started = opened.and_then(|image| Ok((sandbox.take_worker_at(dead.slice())?, image)));
     let (worker, image) = match started {
         Ok(started) => started,
         Err(error) => return (dead.clone(), Err(error)),

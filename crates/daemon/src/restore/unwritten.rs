@@ -6,7 +6,6 @@
 //! such a buffer all the same gets a copy of its own.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::worker::ask;
@@ -16,6 +15,7 @@ use serde_json::{Value, json};
 use crate::caches::Priority;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::restore::halves;
 use crate::sandboxes::Sandbox;
 use crate::workers::Worker;
 
@@ -66,28 +66,36 @@ const MARKED: &str =
 
 /// Changes the buffers of a program that is there to learn from: what is written to them then is seen.
 pub fn mark(sandbox: &Sandbox) -> Result<Value> {
-    serving(sandbox)?.ask("mark buffers", ask::Mark {}, &[])?;
+    sandbox.cpu("profiled")?;
+    let workers = sandbox.serving_workers()?;
+    if workers.is_empty() {
+        return Err(unknown(sandbox, "it does not use a GPU"));
+    }
+    workers.iter().try_for_each(|worker| worker.ask("mark buffers", ask::Mark {}, &[]))?;
     sandbox.report_problem(MARKED.to_string());
     Ok(json!({ "name": sandbox.name() }))
 }
 
 /// Keeps with its image which marked buffers a program has not written to.
 pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
-    let worker = serving(sandbox)?;
     let image =
         sandbox.record().image.ok_or_else(|| unknown(sandbox, "it was not restored from an image"))?;
-    let image = daemon.store.image(&image)?;
-    let names =
-        unwritten(&worker, &image, false)?.ok_or_else(|| unknown(sandbox, "it did nothing on its GPU"))?;
-    image.set_unwritten(&names)?;
-    let (pool, gpu, path) = (daemon.pool.clone(), sandbox.record().gpu, image.path().to_path_buf());
-    std::thread::spawn(move || pool.fill_caches(&path, &gpu, Priority::Made));
-    Ok(json!({ "name": sandbox.name(), "unwritten": names }))
-}
-
-fn serving(sandbox: &Sandbox) -> Result<Arc<Worker>> {
-    sandbox.cpu("profiled")?;
-    sandbox.serving_worker("profiled")?.ok_or_else(|| unknown(sandbox, "it does not use a GPU"))
+    let halves = halves::running(sandbox, &daemon.store.image(&image)?)?;
+    if halves.is_empty() {
+        return Err(unknown(sandbox, "it does not use a GPU"));
+    }
+    let mut all: Vec<String> = Vec::new();
+    for (worker, half, prefix) in &halves {
+        let names = unwritten(worker, half, false)?
+            .ok_or_else(|| unknown(sandbox, "a process of it did nothing on its GPU"))?;
+        half.set_unwritten(&names)?;
+        all.extend(names.iter().map(|name| format!("{prefix}{name}")));
+    }
+    let (pool, gpu) = (daemon.pool.clone(), sandbox.record().gpu);
+    std::thread::spawn(move || {
+        halves.iter().for_each(|(_, half, _)| pool.fill_caches(half.path(), &gpu, Priority::Made));
+    });
+    Ok(json!({ "name": sandbox.name(), "unwritten": all }))
 }
 
 fn unknown(sandbox: &Sandbox, reason: &str) -> Error {

@@ -238,7 +238,9 @@ fn pair_for(peer: i32) -> io::Result<(UnixStream, UnixStream)> {
 }
 
 fn free_worker(sandbox: &Arc<Sandbox>) -> Result<Arc<Worker>> {
-    match sandbox.live_workers().into_iter().find(|worker| worker.client() == 0) {
+    // One that is followed is there for another process, which it does not have yet.
+    let is_free = |worker: &Arc<Worker>| worker.client() == 0 && !worker.is_followed();
+    match sandbox.live_workers().into_iter().find(is_free) {
         Some(worker) => Ok(worker),
         None => sandbox.start_worker().inspect(|_| sandbox.fill_pool()),
     }

@@ -12,7 +12,7 @@ use crate::sandboxes::Sandbox;
 
 /// A GPU half that sleeps, as the record has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Asleep {
+pub struct SleepingGpu {
     pub level: Level,
     /// The store that it lies in, under the sandbox's id.
     pub store: PathBuf,
@@ -23,28 +23,28 @@ pub struct Asleep {
     pub bytes: u64,
     /// The other processes whose GPU halves sleep with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub others: Vec<AsleepProcess>,
+    pub others: Vec<SleepingProcess>,
 }
 
 /// A process whose GPU half sleeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AsleepProcess {
+pub struct SleepingProcess {
     pub client: Quiesced,
     pub pid: i32,
 }
 
-impl Asleep {
+impl SleepingGpu {
     /// All processes whose GPU halves sleep.
-    pub fn processes(&self) -> Vec<AsleepProcess> {
-        let first = AsleepProcess { client: self.client.clone(), pid: self.pid };
+    pub fn processes(&self) -> Vec<SleepingProcess> {
+        let first = SleepingProcess { client: self.client.clone(), pid: self.pid };
         std::iter::once(first).chain(self.others.iter().cloned()).collect()
     }
 
     /// What of it sleeps on where only these processes do; none if there are none.
-    pub fn of(&self, pids: &[i32]) -> Option<Asleep> {
+    pub fn of(&self, pids: &[i32]) -> Option<SleepingGpu> {
         let mut left = self.processes().into_iter().filter(|process| pids.contains(&process.pid));
-        let AsleepProcess { client, pid } = left.next()?;
-        Some(Asleep { client, pid, others: left.collect(), ..self.clone() })
+        let SleepingProcess { client, pid } = left.next()?;
+        Some(SleepingGpu { client, pid, others: left.collect(), ..self.clone() })
     }
 }
 

@@ -12,7 +12,7 @@ use rekindle_sandbox::pages::Baseline;
 use rekindle_store::{Image, PartKind};
 
 use crate::error::Result;
-use crate::host::places::private_directory;
+use crate::host::paths::private_directory;
 use crate::images::{cpu_pages, shared_pages};
 use crate::sandboxes::remove_directory;
 
@@ -53,7 +53,7 @@ impl Drop for Links {
 }
 
 /// What an image has, and the page files that it has it in.
-pub struct Kept {
+pub struct ImageBaseline {
     pub baseline: Baseline,
     pub links: Links,
 }
@@ -68,7 +68,7 @@ pub struct LastImage {
 #[derive(Default)]
 struct State {
     /// With the time until which it is kept.
-    kept: Option<(Instant, Kept)>,
+    kept: Option<(Instant, ImageBaseline)>,
     /// Whether a thread waits for that time.
     is_awaited: bool,
     has_ended: bool,
@@ -76,13 +76,13 @@ struct State {
 
 impl LastImage {
     /// It is the caller's from now on: what is protected under it is about to become another.
-    pub fn take(&self) -> Option<Kept> {
+    pub fn take(&self) -> Option<ImageBaseline> {
         let kept = self.lock().kept.take();
         self.changed.notify_all();
         kept.map(|(_, kept)| kept)
     }
 
-    pub fn keep(self: &Arc<LastImage>, kept: Kept, patience: Duration) {
+    pub fn keep(self: &Arc<LastImage>, kept: ImageBaseline, patience: Duration) {
         let mut state = self.lock();
         if state.has_ended {
             return;

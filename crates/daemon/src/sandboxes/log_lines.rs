@@ -18,11 +18,11 @@ const PIECE: usize = 64 << 10;
 pub struct Lines {
     index: Option<Reader>,
     /// What has no end yet, of each stream.
-    begun: Vec<Begun>,
+    begun: Vec<PartialLine>,
     done: Vec<LogLine>,
 }
 
-struct Begun {
+struct PartialLine {
     stream: Stream,
     time_us: Option<u64>,
     text: Vec<u8>,
@@ -57,7 +57,7 @@ impl Lines {
     fn add_of(&mut self, stream: Stream, time_us: Option<u64>, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let at = self.begun.iter().position(|begun| begun.stream == stream).unwrap_or_else(|| {
-                self.begun.push(Begun { stream, time_us, text: Vec::new() });
+                self.begun.push(PartialLine { stream, time_us, text: Vec::new() });
                 self.begun.len() - 1
             });
             self.begun[at].text.extend_from_slice(piece);
@@ -75,11 +75,11 @@ impl Lines {
 
     /// No more comes: what has no end is a line too.
     pub fn end(&mut self) {
-        self.done.extend(std::mem::take(&mut self.begun).into_iter().map(Begun::line));
+        self.done.extend(std::mem::take(&mut self.begun).into_iter().map(PartialLine::line));
     }
 }
 
-impl Begun {
+impl PartialLine {
     fn line(self) -> LogLine {
         let text = self.text.strip_suffix(b"\n").unwrap_or(&self.text);
         LogLine {

@@ -39,7 +39,7 @@ impl Sandbox {
     /// Has each worker that serves a process keep what another one would go on from, if that is wanted.
     pub fn see_to_mending(&self) {
         let record = self.record();
-        let is_wanted = record.limits.mend.is_some() && is_possible(&record.mode, &record.tenant);
+        let is_wanted = record.limits.mend.is_some() && record.mode == Mode::Sandbox;
         if !is_wanted || record.state != State::Running {
             return;
         }
@@ -76,7 +76,7 @@ impl Sandbox {
     /// How it stands, if it is wanted.
     pub fn mending_shown(&self) -> Option<Shown> {
         let record = self.record();
-        record.limits.mend.filter(|_| is_possible(&record.mode, &record.tenant))?;
+        record.limits.mend.filter(|_| record.mode == Mode::Sandbox)?;
         let Mended { times, lost_ms } = record.mended;
         let standings: Vec<_> =
             self.live_workers().iter().filter_map(|worker| worker.held()?.standing()).collect();
@@ -89,10 +89,6 @@ impl Sandbox {
     pub(super) fn end_mending(&self) {
         forget(&self.mending, &format!("{}.", self.id));
     }
-}
-
-fn is_possible(mode: &Mode, tenant: &Option<String>) -> bool {
-    *mode == Mode::Sandbox && tenant.is_none()
 }
 
 /// Removes what workers of sandboxes have left that are no more.

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use rekindle_protocol::daemon::{Happened, Sandbox as Shown, State};
+use rekindle_protocol::daemon::{EventNotice, Sandbox as Shown, State};
 use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox as CpuHalf, Spec};
 
 use crate::caches::{Caches, Mapped};
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::host::limits::Group;
 use crate::host::lock;
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::images::cpu_pages;
 use crate::images::verify::page_files;
 use crate::network;
@@ -46,6 +46,7 @@ pub mod record;
 pub mod recovery;
 pub mod refusals;
 pub mod registry;
+pub mod standstill;
 mod stats;
 pub mod steps;
 pub mod traces;
@@ -91,7 +92,7 @@ pub struct Sandbox {
     successor: OnceLock<Arc<Sandbox>>,
     cpu: OnceLock<CpuHalf>,
     admission: OnceLock<AdmissionSocket>,
-    pub network: network::Place,
+    pub network: network::SandboxNetwork,
     /// What limits it.
     group: Mutex<Option<Group>>,
     workers: Mutex<Workers>,
@@ -107,23 +108,23 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    pub fn new(places: &Places, pool: &Arc<WorkerPool>, record: Record) -> Arc<Sandbox> {
+    pub fn new(paths: &Paths, pool: &Arc<WorkerPool>, record: Record) -> Arc<Sandbox> {
         let id = record.id.clone();
         Arc::new(Sandbox {
-            run_directory: places.run_directories().join(&id),
-            log: places.logs().join(format!("{id}.log")),
-            pages: places.pages().join(&id),
+            run_directory: paths.run_directories().join(&id),
+            log: paths.logs().join(format!("{id}.log")),
+            pages: paths.pages().join(&id),
             last_image: Arc::default(),
-            traces: traces::place(&places.sandboxes(), &id),
-            moving: places.moving(),
-            mending: places.mending(),
+            traces: traces::place(&paths.sandboxes(), &id),
+            moving: paths.moving(),
+            mending: paths.mending(),
             losses: Mutex::default(),
-            store: places.store(),
-            records: places.sandboxes(),
-            logs: places.logs(),
-            criu_cache: places.criu_cache(),
-            refusals: refusals::Memory::in_directory(&places.state),
-            log_max: places.log_max,
+            store: paths.store(),
+            records: paths.sandboxes(),
+            logs: paths.logs(),
+            criu_cache: paths.criu_cache(),
+            refusals: refusals::Memory::in_directory(&paths.state),
+            log_max: paths.log_max,
             pool: pool.clone(),
             record: Mutex::new(record),
             changed: Condvar::new(),
@@ -132,7 +133,7 @@ impl Sandbox {
             successor: OnceLock::new(),
             cpu: OnceLock::new(),
             admission: OnceLock::new(),
-            network: network::Place::default(),
+            network: network::SandboxNetwork::default(),
             group: Mutex::default(),
             workers: Mutex::default(),
             operation_lock: OperationLock::default(),
@@ -528,7 +529,7 @@ impl Sandbox {
 
 /// Tells those who listen what has changed.
 fn tell_of(record: &Record, before: &(State, Option<String>)) {
-    let of = |happened: &mut Happened| happened.sandbox = Some(record.name.clone());
+    let of = |happened: &mut EventNotice| happened.sandbox = Some(record.name.clone());
     if record.state != before.0 {
         events::tell("state", |happened| {
             of(happened);

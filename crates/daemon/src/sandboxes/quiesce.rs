@@ -49,11 +49,6 @@ impl<'a> QuiesceBarrier<'a> {
         self.go_on()
     }
 
-    /// Lets the clients of all of these go on, each whether or not another did; the first failure is told.
-    pub fn resume_all(all: Vec<QuiesceBarrier<'_>>) -> Result<()> {
-        all.into_iter().map(QuiesceBarrier::resume).fold(Ok(()), Result::and)
-    }
-
     /// The client is gone, as was wanted.
     pub fn end(mut self) {
         self.over = true;

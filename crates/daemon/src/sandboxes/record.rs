@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 use crate::contexts::Share;
 use crate::error::{Error, Result};
 use crate::host::clock;
-use crate::sandboxes::asleep::Asleep;
+use crate::sandboxes::asleep::SleepingGpu;
 use crate::sandboxes::mending::Mended;
 use crate::sandboxes::recovery::Recovery;
 
 /// The longest record read.
 const LONGEST: u64 = 16 << 20;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Names the record, the run directory and the logs; never shown to the user.
     pub id: String,
@@ -48,7 +48,7 @@ pub struct Record {
     pub log_start: u64,
     /// Its GPU half, if that sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub asleep: Option<Asleep>,
+    pub asleep: Option<SleepingGpu>,
     /// Where it is being moved to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving: Option<Moving>,
@@ -115,6 +115,31 @@ pub struct Moving {
     pub worker: u32,
     /// The worker's client, as the daemon sees it.
     pub pid: i32,
+    /// The other processes that move with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<MovingProcess>,
+}
+
+/// A process whose GPU half moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovingProcess {
+    pub worker: u32,
+    pub pid: i32,
+}
+
+impl Moving {
+    /// These processes' halves; none if there are none.
+    pub fn of(gpu: &str, processes: impl IntoIterator<Item = MovingProcess>) -> Option<Moving> {
+        let mut processes = processes.into_iter();
+        let MovingProcess { worker, pid } = processes.next()?;
+        Some(Moving { gpu: gpu.to_string(), worker, pid, others: processes.collect() })
+    }
+
+    /// All of them.
+    pub fn processes(&self) -> impl Iterator<Item = MovingProcess> {
+        let first = MovingProcess { worker: self.worker, pid: self.pid };
+        std::iter::once(first).chain(self.others.iter().copied())
+    }
 }
 
 /// A program that has been given away to another node, unless that says that it never ran there.
@@ -147,50 +172,15 @@ pub struct WorkerRecord {
     pub number: u32,
     /// The pid of the process that it serves, as the daemon sees it; 0 if it serves none yet.
     pub client: i32,
+    /// The addresses that the process keeps to, if it may share contexts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<Slice>,
 }
 
 impl Record {
     /// Of a sandbox that begins now and has nothing yet.
     pub fn new(id: String, name: String, mode: Mode, state: State, gpu: String) -> Record {
-        Record {
-            id,
-            name,
-            mode,
-            device: false,
-            state,
-            pid: 0,
-            command: Vec::new(),
-            directory: String::new(),
-            gpu,
-            started: clock::now(),
-            ended: None,
-            exit_code: None,
-            image: None,
-            problem: None,
-            workers: Vec::new(),
-            log_start: 0,
-            asleep: None,
-            moving: None,
-            recovery: None,
-            network: Network::Host,
-            ports: Vec::new(),
-            limits: Limits::default(),
-            mounts: Mounts::default(),
-            tenant: None,
-            slice: None,
-            service: None,
-            service_tenant: None,
-            user: None,
-            leaving: None,
-            node: None,
-            forward: None,
-            arrival: None,
-            mended: Mended::default(),
-            terminal: None,
-            mode_reason: None,
-            program: None,
-            refused: Vec::new(),
-        }
+        Record { id, name, mode, state, gpu, started: clock::now(), ..Record::default() }
     }
 
     /// With whom it shares contexts, if it does. Instances of a tenant's services do with no others than its own, whatever
@@ -201,21 +191,20 @@ impl Record {
             Some(tenant) => format!("{tenant}/{name}"),
             None => name,
         };
-        Some(Share { tenant, slice, portion: self.limits.portion() })
+        let memory = self.limits.share_memory.unwrap_or_default();
+        Some(Share { tenant, slices: vec![slice], portion: self.limits.portion(), memory })
     }
 
     /// Whose arrays its program has and hands on: those of the tenant whose service it is an instance of, else of those that it
     /// shares contexts with, else of the app whose service it is an instance of, else its own. Services of one app are named
     /// alike up to the last `-`.
     pub fn owner(&self) -> String {
-        let app = |service: &String| match service.rsplit_once('-') {
-            Some((app, _)) => format!("app:{app}"),
-            None => format!("app:{service}"),
-        };
-        let tenant = self.service_tenant.as_ref().map(|tenant| format!("tenant:{tenant}"));
-        let sharers = || self.tenant.as_ref().map(|name| format!("share:{name}"));
-        let owner = tenant.or_else(sharers).or_else(|| self.service.as_ref().map(app));
-        owner.unwrap_or_else(|| format!("sandbox:{}", self.id))
+        self.owner_of_several().unwrap_or_else(|| format!("sandbox:{}", self.id))
+    }
+
+    /// As [`Record::owner`], if other programs may be of it too.
+    pub fn owner_of_several(&self) -> Option<String> {
+        owner(self.service_tenant.as_deref(), self.tenant.as_deref(), self.service.as_deref())
     }
 
     /// Whether it is to be brought back if it fails, or is about to be.
@@ -352,6 +341,16 @@ fn load(path: &Path) -> std::result::Result<Record, String> {
     named.then_some(record).ok_or_else(|| "it is named after another sandbox".to_string())
 }
 
+/// Whose a program is, if others are too: of a service's tenant, of those that share contexts by one name, or of the service.
+pub fn owner(tenant: Option<&str>, sharers: Option<&str>, service: Option<&str>) -> Option<String> {
+    let app = |service: &str| match service.rsplit_once('-') {
+        Some((app, _)) => format!("app:{app}"),
+        None => format!("app:{service}"),
+    };
+    let tenant = tenant.map(|tenant| format!("tenant:{tenant}"));
+    tenant.or_else(|| sharers.map(|name| format!("share:{name}"))).or_else(|| service.map(app))
+}
+
 #[cfg(test)]
 mod tests {
     use nix::sys::stat::Mode as Permissions;
@@ -394,22 +393,13 @@ mod tests {
             id: "0a".into(),
             name: "../$(x)".into(),
             mode: Mode::Driver,
-            device: false,
             state: State::Running,
             pid: 7,
             command: vec!["true".into()],
             directory: "/".into(),
             gpu: "emulated".into(),
             started: crate::host::clock::now(),
-            ended: None,
-            exit_code: None,
-            image: None,
-            problem: None,
-            workers: vec![WorkerRecord { number: 1, client: 8 }],
-            log_start: 0,
-            asleep: None,
-            moving: None,
-            recovery: None,
+            workers: vec![WorkerRecord { number: 1, client: 8, slice: Some(Slice::FIRST) }],
             network: Network::Private,
             ports: vec!["8080:80".parse().unwrap()],
             limits: Limits { memory: Some(1), ..Limits::default() },
@@ -431,6 +421,7 @@ mod tests {
             mode_reason: Some("it is so".into()),
             program: Some("0f".into()),
             refused: vec!["cuX".into()],
+            ..Record::default()
         };
         record.save(directory.path()).unwrap();
         fs::write(directory.path().join("bad.json"), "{").unwrap();

@@ -15,14 +15,14 @@ const LONGEST_DELAY: Duration = Duration::from_secs(30);
 /// How much farther a program must come than ever before for its failures to be counted anew, without images.
 const FARTHER_MS: u64 = 1000;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recovery {
     pub plan: RecoveryPlan,
     /// For a start without an image.
     pub environment: Vec<(String, String)>,
     pub allowed: Vec<String>,
     /// The images that are kept, the oldest first.
-    pub taken: Vec<Taken>,
+    pub taken: Vec<RecoveryPoint>,
     /// The number of the last image.
     pub number: u64,
     /// The program's steps when an image was last due.
@@ -49,7 +49,7 @@ pub struct Recovery {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Taken {
+pub struct RecoveryPoint {
     pub image: String,
     /// In the program's own time, and since 1970.
     at_ms: u64,
@@ -87,25 +87,7 @@ pub fn since_1970_ms(time: SystemTime) -> u64 {
 
 impl Recovery {
     pub fn new(plan: RecoveryPlan, environment: Vec<(String, String)>, allowed: Vec<String>) -> Recovery {
-        Recovery {
-            plan,
-            environment,
-            allowed,
-            taken: Vec::new(),
-            number: 0,
-            steps: 0,
-            began_unix_ms: unix_ms(),
-            began_ms: 0,
-            farthest_ms: 0,
-            failures: 0,
-            recoveries: 0,
-            repeated_ms: 0,
-            lost_ms: 0,
-            asked_unix_ms: 0,
-            ended_unix_ms: 0,
-            is_counted: false,
-            over: false,
-        }
+        Recovery { plan, environment, allowed, began_unix_ms: unix_ms(), ..Recovery::default() }
     }
 
     /// Of a program that goes on at another node, where none of its images are.
@@ -120,7 +102,12 @@ impl Recovery {
 
     /// An image was begun at this time; what is beyond the number to be kept comes back.
     pub fn took(&mut self, image: String, begun: u64) -> Vec<String> {
-        self.taken.push(Taken { image, at_ms: self.own_ms(begun), unix_ms: begun, steps: self.steps });
+        self.taken.push(RecoveryPoint {
+            image,
+            at_ms: self.own_ms(begun),
+            unix_ms: begun,
+            steps: self.steps,
+        });
         let beyond = self.taken.len().saturating_sub(self.plan.keep as usize);
         self.taken.drain(..beyond).map(|taken| taken.image).collect()
     }
@@ -189,7 +176,7 @@ impl Recovery {
     }
 
     /// It is about to run again from this image, or from its beginning.
-    pub fn goes_on(&mut self, from: Option<&Taken>, now: u64) {
+    pub fn goes_on(&mut self, from: Option<&RecoveryPoint>, now: u64) {
         let at_ms = from.map_or(0, |taken| taken.at_ms);
         self.steps = from.map_or(0, |taken| taken.steps);
         self.repeated_ms += self.own_ms(self.ended_unix_ms).saturating_sub(at_ms);

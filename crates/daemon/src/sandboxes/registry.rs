@@ -18,14 +18,14 @@ pub struct Registry {
 }
 
 /// The place of a sandbox that is being made. Nobody else is given one meanwhile.
-pub struct Vacancy<'a> {
+pub struct NameReservation<'a> {
     pub name: String,
     /// The ended one that had the name.
     pub former: Option<&'a Sandbox>,
     known: &'a HashMap<String, Arc<Sandbox>>,
 }
 
-impl Vacancy<'_> {
+impl NameReservation<'_> {
     /// The sandboxes that run, or are about to.
     pub fn live(&self) -> impl Iterator<Item = &Sandbox> {
         self.known.values().map(|sandbox| &**sandbox).filter(|sandbox| sandbox.is_live())
@@ -53,7 +53,7 @@ impl Registry {
         &self,
         name: Option<&str>,
         stem: &str,
-        make: impl FnOnce(Vacancy<'_>) -> Result<Arc<Sandbox>>,
+        make: impl FnOnce(NameReservation<'_>) -> Result<Arc<Sandbox>>,
     ) -> Result<Arc<Sandbox>> {
         let mut sandboxes = self.lock();
         let name = match name {
@@ -67,7 +67,7 @@ impl Registry {
             None => names::unused(stem, |name| sandboxes.contains_key(name)),
         };
         let former = sandboxes.get(&name).map(|former| &**former);
-        let sandbox = make(Vacancy { name: name.clone(), former, known: &sandboxes })?;
+        let sandbox = make(NameReservation { name: name.clone(), former, known: &sandboxes })?;
         if let Some(former) = sandboxes.insert(name, sandbox.clone()) {
             sandbox.set_former(former);
         }
@@ -161,12 +161,12 @@ mod tests {
     use super::*;
     use crate::caches::{CacheLimits, Caches};
     use crate::contexts::Contexts;
-    use crate::host::places::Places;
+    use crate::host::paths::Paths;
     use crate::pool::{PoolSize, WorkerPool};
     use crate::sandboxes::record::Record;
     use crate::workers::Spares;
 
-    fn sandbox(places: &Places, name: &str, state: State) -> Arc<Sandbox> {
+    fn sandbox(paths: &Paths, name: &str, state: State) -> Arc<Sandbox> {
         let record = Record {
             pid: 1,
             started: name.to_string(),
@@ -179,25 +179,25 @@ mod tests {
                 String::new(),
             )
         };
-        let spares = Spares::open(places, "/rekindled".into());
-        let caches = Caches::new(CacheLimits::default(), places.store(), spares.clone());
-        let contexts = Contexts::open(places, "/rekindled".into());
+        let spares = Spares::open(paths, "/rekindled".into());
+        let caches = Caches::new(CacheLimits::default(), paths.store(), spares.clone());
+        let contexts = Contexts::open(paths, "/rekindled".into());
         let none = PoolSize { per_gpu: 0, most: 0 };
-        Sandbox::new(places, &WorkerPool::new("/rekindled".into(), none, spares, caches, contexts), record)
+        Sandbox::new(paths, &WorkerPool::new("/rekindled".into(), none, spares, caches, contexts), record)
     }
 
-    fn places(root: &Path) -> Places {
+    fn paths(root: &Path) -> Paths {
         let at = |name| Some(root.join(name));
-        let places = Places::new(at("socket"), at("state"), at("runs")).unwrap();
-        places.prepare().unwrap();
-        places
+        let paths = Paths::new(at("socket"), at("state"), at("runs")).unwrap();
+        paths.prepare().unwrap();
+        paths
     }
 
     #[test]
     fn one_that_has_ended_is_given_no_worker() {
         let root = tempfile::tempdir().unwrap();
-        let places = places(root.path());
-        let ended = sandbox(&places, "one", State::Running);
+        let paths = paths(root.path());
+        let ended = sandbox(&paths, "one", State::Running);
         std::fs::create_dir(&ended.run_directory).unwrap();
         ended.ended(None);
         // Somebody made the directory again meanwhile: what a worker would put there nobody would remove.
@@ -209,10 +209,10 @@ mod tests {
     #[test]
     fn ten_thousand_live_sandboxes_keep_their_names() {
         let root = tempfile::tempdir().unwrap();
-        let (places, registry) = (places(root.path()), Registry::default());
+        let (paths, registry) = (paths(root.path()), Registry::default());
         let name = |n: usize| format!("../job {n} $(x)");
         for n in 0..10_000 {
-            registry.add(Some(&name(n)), "", |at| Ok(sandbox(&places, &at.name, State::Running))).unwrap();
+            registry.add(Some(&name(n)), "", |at| Ok(sandbox(&paths, &at.name, State::Running))).unwrap();
         }
         for n in 0..10_000 {
             assert_eq!(registry.get(&name(n)).unwrap().name(), name(n));
@@ -225,10 +225,10 @@ mod tests {
     #[test]
     fn ended_sandboxes_give_up_their_names_and_are_forgotten_in_time() {
         let root = tempfile::tempdir().unwrap();
-        let (places, registry) = (places(root.path()), Registry::default());
+        let (paths, registry) = (paths(root.path()), Registry::default());
         for n in 0..ENDED_KEPT + 50 {
             let name = format!("{n:04}");
-            let add = || registry.add(Some(&name), "", |at| Ok(sandbox(&places, &at.name, State::Exited)));
+            let add = || registry.add(Some(&name), "", |at| Ok(sandbox(&paths, &at.name, State::Exited)));
             let first = add().unwrap();
             let second = add().unwrap();
             registry.remove(&second);

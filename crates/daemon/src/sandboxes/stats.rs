@@ -28,6 +28,7 @@ impl Sandbox {
             host_bytes: used.memory.filter(|_| used.processes > 0),
             device_bytes: sum(|status| status.device_bytes),
             shared_bytes: sum(|status| status.shared_bytes),
+            unbacked_bytes: portion.and_then(|_| sum(|status| status.unbacked_bytes)),
             pinned_bytes: sum(|status| status.pinned_bytes),
             to_gpu_bytes: sum(|status| status.to_gpu_bytes),
             from_gpu_bytes: sum(|status| status.from_gpu_bytes),

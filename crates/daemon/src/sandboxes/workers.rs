@@ -5,11 +5,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use rekindle_device::Slice;
 use rekindle_protocol::worker::ContextLost;
 use rekindle_sandbox::ending;
 
 use super::Sandbox;
 use crate::caches::Priority;
+use crate::contexts::Share;
 use crate::error::{Error, Result};
 use crate::host::process::is_alive;
 use crate::sandboxes::record::{Record, WorkerRecord};
@@ -62,21 +64,6 @@ impl Sandbox {
         self.workers().all.iter().find(is_lost).cloned()
     }
 
-    /// The worker of the one process that uses the GPU, if one does. Several cannot be treated as `wanted`.
-    pub fn serving_worker(&self, wanted: &'static str) -> Result<Option<Arc<Worker>>> {
-        let mut serving = self.serving_workers()?;
-        match serving.len() {
-            0 | 1 => Ok(serving.pop()),
-            _ => Err(self.has_many(&serving, wanted)),
-        }
-    }
-
-    /// Why a program with several processes that use the GPU cannot be treated as `wanted`.
-    pub fn has_many(&self, serving: &[Arc<Worker>], wanted: &'static str) -> Error {
-        let pids: Vec<String> = serving.iter().map(|worker| worker.client().to_string()).collect();
-        Error::ManyGpuProcesses { name: self.name(), count: pids.len(), pids: pids.join(", "), wanted }
-    }
-
     /// The workers of all processes that use the GPU, each of which has one of its own.
     pub fn serving_workers(&self) -> Result<Vec<Arc<Worker>>> {
         if let Some(lost) = self.lost_worker() {
@@ -103,14 +90,19 @@ impl Sandbox {
     /// As [`Sandbox::start_worker`], for a caller that is to [note](Sandbox::note_workers) it beside other work: a file system
     /// may take longer to replace a record than all else. It is the `wanted` one, if that lives.
     pub fn take_worker(self: &Arc<Sandbox>, wanted: Option<Arc<Worker>>) -> Result<Arc<Worker>> {
-        self.take_worker_on(&self.record().gpu, wanted)
+        self.take_worker_on(&self.record().gpu, (wanted, None))
     }
 
-    /// As [`Sandbox::take_worker`], on this GPU.
+    /// As [`Sandbox::take_worker`], of a process that keeps to these addresses, whether it shares contexts now or not.
+    pub fn take_worker_at(self: &Arc<Sandbox>, slice: Option<Slice>) -> Result<Arc<Worker>> {
+        self.take_worker_on(&self.record().gpu, (None, slice))
+    }
+
+    /// As [`Sandbox::take_worker`] and [`Sandbox::take_worker_at`], on this GPU.
     pub fn take_worker_on(
         self: &Arc<Sandbox>,
         gpu: &str,
-        wanted: Option<Arc<Worker>>,
+        (wanted, slice): (Option<Arc<Worker>>, Option<Slice>),
     ) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         if workers.closed {
@@ -126,10 +118,19 @@ impl Sandbox {
         let share = self.record().share();
         let address = self.worker_address(number);
         let worker = match share {
-            Some(share) => self.pool.contexts.admit(gpu, &share, address, || self.on_shared_worker())?,
+            Some(share) => {
+                let own = workers.all.iter().filter(|worker| worker.ended().is_none());
+                let slices = match slice {
+                    Some(slice) => vec![slice],
+                    None => free_slices(&share.slices, own.filter_map(|worker| worker.slice()).collect()),
+                };
+                let share = Share { slices, ..share };
+                self.pool.contexts.admit(gpu, &share, address, || self.on_shared_worker())?
+            }
             None => self.pool.worker(gpu, wanted, address, &self.log, || self.on_worker_end())?,
         };
         worker.set_owner(self.record().owner());
+        slice.into_iter().for_each(|slice| worker.set_slice(slice));
         workers.all.push(worker.clone());
         Ok(worker)
     }
@@ -137,14 +138,17 @@ impl Sandbox {
     /// Finds the workers of an earlier daemon again; those that are gone are told of.
     pub fn reconnect_workers(self: &Arc<Sandbox>) {
         let Record { workers, tenant, .. } = self.record();
-        for WorkerRecord { number, client } in workers {
+        for WorkerRecord { number, client, slice } in workers {
             let address = self.worker_address(number);
             let found = match tenant {
                 Some(_) => Worker::reconnect_to_client(address, client, self.on_shared_worker()),
                 None => Worker::reconnect(address, client, self.on_worker_end()),
             };
             match found {
-                Ok(worker) => self.workers().all.push(worker),
+                Ok(worker) => {
+                    slice.into_iter().for_each(|slice| worker.set_slice(slice));
+                    self.workers().all.push(worker);
+                }
                 Err(error) if is_alive(client) => {
                     self.report_problem(format!(
                         "its GPU worker died while no daemon ran ({error}); its GPU memory is lost"
@@ -161,7 +165,11 @@ impl Sandbox {
         let workers = self
             .live_workers()
             .iter()
-            .map(|worker| WorkerRecord { number: worker.number(), client: worker.client() })
+            .map(|worker| WorkerRecord {
+                number: worker.number(),
+                client: worker.client(),
+                slice: worker.slice(),
+            })
             .collect();
         self.note(|record| record.workers = workers);
     }
@@ -241,5 +249,31 @@ impl Sandbox {
 
     pub(super) fn workers(&self) -> MutexGuard<'_, Workers> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Which addresses a further process of a program may have, so that it finds room in the contexts of the others: the
+/// program's own, if none of its processes has those, else any that none of them has, from there on.
+fn free_slices(wanted: &[Slice], taken: Vec<Slice>) -> Vec<Slice> {
+    let Some(first) = wanted.first().filter(|first| taken.contains(first)) else { return wanted.to_vec() };
+    let later = Slice::all().skip_while(|slice| slice != first);
+    later
+        .chain(Slice::all().take_while(|slice| slice != first))
+        .filter(|slice| !taken.contains(slice))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_further_process_has_other_addresses_than_those_before() {
+        let all: Vec<Slice> = Slice::all().collect();
+        let last = all.len() - 1;
+        assert_eq!(free_slices(&[all[3]], vec![]), [all[3]]);
+        assert_eq!(free_slices(&[all[3]], vec![all[3], all[4]])[..2], [all[5], all[6]]);
+        assert_eq!(free_slices(&[all[last]], vec![all[last]])[0], all[0]);
+        assert_eq!(free_slices(&[all[3]], all.clone()), []);
     }
 }

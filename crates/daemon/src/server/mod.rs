@@ -12,11 +12,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_protocol::daemon::{Call, Event, Report, Request};
+use rekindle_protocol::daemon::{Call, Event, Report, Request, Take};
 use rekindle_protocol::frame::{self, FrameError, Limits};
-use rekindle_sandbox::Work;
+use rekindle_sandbox::GuestTask;
 use serde_json::{Value, json};
 
+use crate::checkpoint::CheckpointRequest;
 use crate::claims::Claim;
 use crate::connection_limit::{ConnectionLimit, ConnectionSlot};
 use crate::daemon::Daemon;
@@ -25,19 +26,19 @@ use crate::events;
 use crate::frameworks::App;
 use crate::host::client_library;
 use crate::host::doctor;
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::images::PASSING;
 use crate::lifecycle::run::{self, RunRequest};
 use crate::lifecycle::{exec, images, portions};
 use crate::recovery;
 use crate::reply::Reply;
-use crate::restore::{load_order, unwritten};
+use crate::restore::{RestoreRequest, load_order, unwritten};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{logs, traces};
 use crate::services;
 use crate::sleep::wake;
-use crate::{checkpoint, containers, frameworks, migration, nodes, page, restore, sleep, tenants};
+use crate::{checkpoint, containers, migration, nodes, page, restore, sleep, tenants};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -83,7 +84,7 @@ pub fn serve(daemon: &Arc<Daemon>, listener: &UnixListener) -> Result<()> {
             Err(source)
                 if matches!(source.raw_os_error(), Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK)) =>
             {
-                return Err(Error::io("listen on", &daemon.places.socket, source));
+                return Err(Error::io("listen on", &daemon.paths.socket, source));
             }
             Err(error) => {
                 log::error!("the next connection waits: {error}");
@@ -120,9 +121,9 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: ConnectionSlot) -
     if last {
         log::info!("asked to shut down; sandboxes go on");
         // The next command is to find no daemon rather than one that ends.
-        let _ = fs::remove_file(&daemon.places.socket);
+        let _ = fs::remove_file(&daemon.paths.socket);
         daemon.pool.close();
-        client_library::clear(&daemon.places);
+        client_library::clear(&daemon.paths);
     }
     let sent = reply.send(&event);
     if last {
@@ -137,7 +138,7 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: ConnectionSlot) -
 
 /// A user who names directories does not mean a daemon that has others.
 fn check_places(daemon: &Daemon, call: &Call) -> Result<()> {
-    let Places { state, runs, socket, .. } = &daemon.places;
+    let Paths { state, runs, socket, .. } = &daemon.paths;
     let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let pairs = [
         ("state directory", state, &call.wanted_state),
@@ -208,7 +209,7 @@ fn answer_with(
     let (name, work) = match request {
         Request::Exec { name, command, environment, directory } => {
             let own = |(name, value): (String, String)| (name.into(), value.into());
-            let work = Work::Command {
+            let work = GuestTask::Command {
                 args: command.into_iter().map(Into::into).collect(),
                 env: environment.into_iter().map(own).collect(),
                 cwd: directory.map(Into::into),
@@ -228,14 +229,14 @@ fn answer_with(
             let _making = making(daemon, &other)?;
             return Ok(made(images::tag(&daemon.store, &image, &other)?));
         }
-        Request::CopyOut { name, path } => (name, Work::Pack(path.into())),
-        Request::CopyIn { name, path } => (name, Work::Unpack(path.into())),
+        Request::CopyOut { name, path } => (name, GuestTask::Pack(path.into())),
+        Request::CopyIn { name, path } => (name, GuestTask::Unpack(path.into())),
         Request::Attach { name, again } => {
             let user = terminal_user(one(descriptors)?)?;
             let attached = exec::attach(daemon, &name, user, again, reply)?;
             return Ok(json!({ "name": name, "attached": attached }));
         }
-        Request::Run { terminal: Some(_), .. } if !descriptors.is_empty() => {
+        Request::Run(ref run) if run.terminal.is_some() && !descriptors.is_empty() => {
             let user = terminal_user(one(descriptors)?)?;
             return answer(daemon, request, Some(user), reply);
         }
@@ -246,12 +247,19 @@ fn answer_with(
 }
 
 /// Brings back what an image was taken of: a program, or a container.
-fn restore(daemon: &Daemon, request: &restore::RestoreRequest<'_>, reply: &Reply<'_>) -> Result<Report> {
+fn restore(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>) -> Result<Report> {
     let opened = restore::open(daemon, request, reply)?;
     match &opened.metadata.container {
         Some(of) => containers::restore(daemon, &opened.image, &opened.metadata, of, request, reply),
         None => restore::restore(daemon, opened, request, reply),
     }
+}
+
+/// An image that the user asks for.
+fn image_of(take: &Take) -> CheckpointRequest<'_> {
+    let gpu_wait = Duration::from_millis(take.gpu_wait_ms);
+    let Take { to, leave_running, prove, .. } = take;
+    CheckpointRequest { to, leave_running: *leave_running, gpu_wait, prove: *prove, ..Default::default() }
 }
 
 /// The answer's fields are documented in `docs/commands.md`.
@@ -263,104 +271,35 @@ fn answer(
 ) -> Result<Value> {
     let sandbox = |name: &str| daemon.sandboxes.get(name);
     Ok(match request {
-        Request::Run {
-            from: Some(image),
-            name,
-            gpu,
-            command,
-            directory,
-            environment,
-            network,
-            publish,
-            limits,
-            mounts,
-            ..
-        } => {
-            let app = App::new(command, directory, environment)?;
-            let (name, gpu) = (name.as_deref(), gpu.as_deref());
-            let request = restore::RestoreRequest {
-                image: &image,
-                name,
-                gpu,
-                app: Some(&app),
-                order: load_order::usual(),
-                network,
-                publish: &publish,
-                limits,
-                volumes: &mounts.volumes,
-                ..restore::RestoreRequest::default()
-            };
-            json!(sandbox(&restore(daemon, &request, reply)?.name)?.shown())
-        }
-        Request::Run {
-            from: None,
-            name,
-            gpu,
-            mode,
-            choose,
-            command,
-            directory,
-            environment,
-            allow,
-            recovery,
-            network,
-            publish,
-            user,
-            limits,
-            mounts,
-            tenant,
-            terminal,
-        } => {
-            let mode = if choose { None } else { Some(mode.unwrap_or_default()) };
-            let framework = false;
-            let recovery = recovery.map(|plan| Recovery::new(plan, environment.clone(), allow.clone()));
-            let network = network.unwrap_or_default();
-            let request = RunRequest {
-                name,
-                gpu,
-                mode,
-                command,
-                directory,
-                environment,
-                network,
-                publish,
-                user,
-                limits,
-                mounts,
-                tenant,
-                allowed: allow,
-                framework,
-                terminal,
-                input,
-                recovery,
-            };
-            let sandbox = run::run(daemon, request)?;
-            recovery::follow(daemon, &sandbox);
-            json!(sandbox.shown())
-        }
-        Request::Framework {
-            image,
-            gpu,
-            command,
-            interpreter,
-            imports,
-            warm,
-            directory,
-            environment,
-            limit_ms,
-        } => {
-            let _making = making(daemon, &image)?;
-            let limit = Duration::from_millis(limit_ms);
-            let python = frameworks::Python { interpreter, imports, warm };
-            let request = checkpoint::framework::FrameworkRequest {
-                image,
-                gpu,
-                command,
-                python,
-                directory,
-                environment,
-                limit,
-            };
+        Request::Run(run) => match &run.from {
+            Some(image) => {
+                let app = App::new(run.command.clone(), run.directory.clone(), run.environment.clone())?;
+                let request = RestoreRequest {
+                    image,
+                    name: run.name.as_deref(),
+                    gpu: run.gpu.as_deref(),
+                    app: Some(&app),
+                    order: load_order::usual(),
+                    network: run.network,
+                    publish: &run.publish,
+                    limits: run.limits,
+                    volumes: &run.mounts.volumes,
+                    ..RestoreRequest::default()
+                };
+                json!(sandbox(&restore(daemon, &request, reply)?.name)?.shown())
+            }
+            None => {
+                let recovery = run.recovery.clone();
+                let recovery =
+                    recovery.map(|plan| Recovery::new(plan, run.environment.clone(), run.allow.clone()));
+                let request = RunRequest { run: *run, framework: false, input, recovery };
+                let sandbox = run::run(daemon, request)?;
+                recovery::follow(daemon, &sandbox);
+                json!(sandbox.shown())
+            }
+        },
+        Request::Framework(request) => {
+            let _making = making(daemon, &request.image)?;
             made(json!(checkpoint::framework::make(daemon, request, reply)?))
         }
         Request::Wait { name } => json!(wait(sandbox(&name)?, reply)),
@@ -387,74 +326,35 @@ fn answer(
         Request::Kill { names, signal, grace_ms } => {
             kill::kill(daemon, &names, signal, grace_ms.map(Duration::from_millis))?
         }
-        Request::Checkpoint { name, to, leave_running, gpu_wait_ms, prove } => {
-            let _making = making(daemon, &to)?;
-            let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let request = checkpoint::CheckpointRequest {
-                to: &to,
-                leave_running,
-                gpu_wait,
-                framework: false,
-                prove,
-                purpose: checkpoint::Purpose::Image,
-            };
-            made(json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &request, reply)?))
+        Request::Checkpoint { name, take } => {
+            let _making = making(daemon, &take.to)?;
+            made(json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &image_of(&take), reply)?))
         }
-        Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms, prove } => {
-            let _making = making(daemon, &to)?;
-            let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let request = checkpoint::CheckpointRequest {
-                to: &to,
-                leave_running,
-                gpu_wait,
-                framework: false,
-                prove,
-                purpose: checkpoint::Purpose::Image,
-            };
-            made(json!(checkpoint::checkpoint_pid(daemon, pid, mode, &request, reply)?))
+        Request::CheckpointPid { pid, mode, take } => {
+            let _making = making(daemon, &take.to)?;
+            made(json!(checkpoint::checkpoint_pid(daemon, pid, mode, &image_of(&take), reply)?))
         }
-        Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms, prove } => {
-            let _making = making(daemon, &to)?;
-            let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let request = checkpoint::CheckpointRequest {
-                to: &to,
-                leave_running,
-                gpu_wait,
-                framework: false,
-                prove,
-                purpose: checkpoint::Purpose::Image,
-            };
-            made(json!(containers::checkpoint(daemon, &container, engine.as_deref(), &request, reply)?))
+        Request::CheckpointContainer { container, engine, take } => {
+            let _making = making(daemon, &take.to)?;
+            let engine = engine.as_deref();
+            made(json!(containers::checkpoint(daemon, &container, engine, &image_of(&take), reply)?))
         }
-        Request::Restore {
-            image,
-            name,
-            gpu,
-            gpu_map,
-            order,
-            record,
-            verify,
-            network,
-            publish,
-            limits,
-            volumes,
-            tenant,
-        } => {
-            let request = restore::RestoreRequest {
-                image: &image,
-                name: name.as_deref(),
-                gpu: gpu.as_deref(),
-                gpu_map: &gpu_map,
-                order: order.unwrap_or_else(load_order::usual),
-                record,
-                verify,
-                network,
-                publish: &publish,
-                limits,
-                volumes: &volumes,
-                tenant: tenant.as_deref(),
+        Request::Restore(wanted) => {
+            let request = RestoreRequest {
+                image: &wanted.image,
+                name: wanted.name.as_deref(),
+                gpu: wanted.gpu.as_deref(),
+                gpu_map: &wanted.gpu_map,
+                order: wanted.order.unwrap_or_else(load_order::usual),
+                record: wanted.record,
+                verify: wanted.verify,
+                network: wanted.network,
+                publish: &wanted.publish,
+                limits: wanted.limits,
+                volumes: &wanted.volumes,
+                tenant: wanted.tenant.as_deref(),
                 input,
-                ..restore::RestoreRequest::default()
+                ..RestoreRequest::default()
             };
             json!(restore(daemon, &request, reply)?)
         }
@@ -472,15 +372,15 @@ fn answer(
         }
         Request::MigrateTo { name, node, gpu, rounds, publish, forward_ms } => {
             let forward = forward_ms.map(Duration::from_millis);
-            let wish = nodes::Departure { node: &node, gpu, rounds, publish, forward };
-            json!(nodes::depart(daemon, &sandbox(&name)?, wish, reply)?)
+            let request = nodes::Departure { node: &node, gpu, rounds, publish, forward };
+            json!(nodes::depart(daemon, &sandbox(&name)?, request, reply)?)
         }
         Request::TakeBack { name } => nodes::take_back(&*sandbox(&name)?)?,
         Request::Node => nodes::own(daemon)?,
         Request::Nodes => nodes::list(daemon),
         Request::AddNode { name, address, key } => nodes::add(daemon, name, address, &key)?,
         Request::RemoveNode { name } => nodes::remove(daemon, &name)?,
-        Request::Serve { name, image, wish } => services::serve(daemon, &name, &image, &wish)?,
+        Request::Serve { name, image, service } => services::serve(daemon, &name, &image, &service)?,
         Request::Services => services::list(daemon)?,
         Request::Page => page::address(daemon)?,
         Request::Scale { name, min, max } => services::scale(daemon, &name, min, max)?,
@@ -505,7 +405,7 @@ fn answer(
         Request::Remove { images } => images::remove(daemon, &images)?,
         Request::Forget { names, only_sandboxes } => remove::remove(daemon, &names, only_sandboxes)?,
         Request::Prune { images } => remove::prune(daemon, images)?,
-        Request::Doctor => json!(doctor::examine(&daemon.places, &daemon.program)),
+        Request::Doctor => json!(doctor::examine(&daemon.paths, &daemon.program)),
         Request::Version => json!({ "version": env!("CARGO_PKG_VERSION") }),
         Request::Shutdown => json!({}),
         // Answered above.

@@ -19,7 +19,7 @@ use crate::host::client_library;
 use crate::host::doctor;
 use crate::host::gpu;
 use crate::host::lock::{self, Lock};
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::host::resources::give_memory_back;
 use crate::images::verify::page_files;
 use crate::images::verify::page_files::First;
@@ -44,7 +44,7 @@ use crate::workers::Spares;
 impl Daemon {
     /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
     pub fn open(
-        places: Places,
+        paths: Paths,
         pool: PoolSize,
         caches: CacheLimits,
         data: DataLimits,
@@ -54,32 +54,32 @@ impl Daemon {
         when_contexts_fail(migration::outlive);
         when_workers_are_lost(restore::mending::replace);
         doctor::tell_of_capabilities();
-        places.prepare()?;
-        let lock = Lock::take(&places)?;
-        let places = places.named();
+        paths.prepare()?;
+        let lock = Lock::take(&paths)?;
+        let paths = paths.named();
         let program =
             std::env::current_exe().map_err(|source| Error::system("find this executable", source))?;
         // Made and tidied without faults: those that a test asks for are for what comes after.
-        let store = Store::open_with(&places.store(), Faults::default())?;
+        let store = Store::open_with(&paths.store(), Faults::default())?;
         for name in store.abandoned() {
             log::warn!("the checkpoint to image {name:?} was not finished; what was written is removed");
         }
         let store = match Faults::from_environment() {
-            Some(faults) => Store::open_with(&places.store(), faults)?,
+            Some(faults) => Store::open_with(&paths.store(), faults)?,
             None => store,
         };
-        let access_log = services.access_log.map(|to| AccessLog::open(&to, places.log_max)).transpose()?;
+        let access_log = services.access_log.map(|to| AccessLog::open(&to, paths.log_max)).transpose()?;
         let spans = services.otlp_endpoint.map(|endpoint| Spans::open(&endpoint)).transpose()?;
         let watchers = Watchers { access_log, spans };
-        let log = places.logs().join("driver-helper.log");
-        let driver = Helper::new(&program, places.driver(), log);
-        let spares = Spares::open(&places, program.clone());
+        let log = paths.logs().join("driver-helper.log");
+        let driver = Helper::new(&program, paths.driver(), log);
+        let spares = Spares::open(&paths, program.clone());
         let caches = Caches::new(caches, store.root().to_path_buf(), spares.clone());
-        let contexts = Contexts::open(&places, program.clone());
+        let contexts = Contexts::open(&paths, program.clone());
         let pool = WorkerPool::new(program.clone(), pool, spares, caches, contexts);
-        let data = Data::open(&places, program.clone(), data)?;
+        let data = Data::open(&paths, program.clone(), data)?;
         let daemon = Arc::new(Daemon::new(
-            places,
+            paths,
             program,
             store,
             driver,
@@ -106,12 +106,12 @@ impl Daemon {
     fn adopt(&self) -> Result<()> {
         let mut known = HashSet::new();
         let mut adopted = Vec::new();
-        let mut records = Record::load_all(&self.places.sandboxes())?;
+        let mut records = Record::load_all(&self.paths.sandboxes())?;
         // A port leads to one that runs, before one that was stopped.
         records.sort_by_key(Record::is_live);
         for record in records {
             known.insert(record.id.clone());
-            let sandbox = Sandbox::new(&self.places, &self.pool, record);
+            let sandbox = Sandbox::new(&self.paths, &self.pool, record);
             if sandbox.is_live()
                 && let Err(error) = sandbox.claim()
             {
@@ -148,15 +148,15 @@ impl Daemon {
         let sleeps = |id: &str| {
             self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.record().asleep.is_some())
         };
-        migration::clear(&self.places);
-        mending::clear(&self.places.mending(), &self.sandboxes.all());
-        client_library::clear(&self.places);
-        sleep::clear_strays(&self.places, sleeps);
+        migration::clear(&self.paths);
+        mending::clear(&self.paths.mending(), &self.sandboxes.all());
+        client_library::clear(&self.paths);
+        sleep::clear_strays(&self.paths, sleeps);
         // What they are good for ended with the daemon that had them.
-        for entry in std::fs::read_dir(self.places.last_images()).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(self.paths.last_images()).into_iter().flatten().flatten() {
             remove_directory(&entry.path())?;
         }
-        for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(self.paths.pages()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();
             if !self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.is_live()) {
                 remove_directory(&entry.path())?;
@@ -231,7 +231,7 @@ impl Daemon {
     /// Removes what checkpoints of an earlier daemon have left. CRIU may still be writing there until the sandboxes
     /// have let it go; it keeps its directory by a descriptor and fails, as it is to.
     fn clear_dumps(&self) {
-        for entry in std::fs::read_dir(self.places.dumps()).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(self.paths.dumps()).into_iter().flatten().flatten() {
             containers::proof::clear(self, &entry.path());
             if let Err(error) = std::fs::remove_dir_all(entry.path()) {
                 log::warn!("{} stays: {error}", entry.path().display());
@@ -241,9 +241,9 @@ impl Daemon {
 
     /// Ends what runs in run directories of this state's daemons that no record knows, and removes them.
     fn clear_strays(&self, known: &HashSet<String>) {
-        for entry in std::fs::read_dir(self.places.run_directories()).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(self.paths.run_directories()).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if known.contains(&name) || !self.places.is_own(&name) {
+            if known.contains(&name) || !self.paths.is_own(&name) {
                 continue;
             }
             let _claim = match lock::claim(&entry.path()) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rekindle_gateway::{Canary, Plan, Service, Source};
-use rekindle_protocol::service::ServiceWish;
+use rekindle_protocol::service::ServiceRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::record::ServiceRecord;
 use super::{find, load, make, memory, shown, source};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::records::Kept;
+use crate::host::records::StoredRecord;
 
 /// What is kept of one for the next daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,18 +34,24 @@ pub fn plan(plan: &Plan) -> Plan {
 }
 
 /// Begins one, or changes the share of the one that there is. Returns when an instance of it listens.
-pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, share: u32) -> Result<Value> {
+pub fn serve(
+    daemon: &Arc<Daemon>,
+    name: &str,
+    image: &str,
+    request: &ServiceRequest,
+    share: u32,
+) -> Result<Value> {
     let refused = |reason: String| Error::CannotServe { image: image.to_string(), reason };
     let service = find(daemon, name)?;
     let mut record = load(daemon, name)?;
-    check(wish).map_err(refused)?;
-    record.check_tenant(wish)?;
+    check(request).map_err(refused)?;
+    record.check_tenant(request)?;
     if record.draining {
         return Err(refused(format!(
             "the service {name:?} takes no more requests; serve it without --canary first"
         )));
     }
-    let source = source(daemon, image, wish, Some(&record), record.port)?;
+    let source = source(daemon, image, request, Some(&record), (name, record.port))?;
     memory::check(daemon, image, service.tenant(), &source)?;
     if (&source.image, &source.id) == (&record.source.image, &record.source.id) {
         return Err(refused(format!("all requests to the service {name:?} go to it already")));
@@ -54,7 +60,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, 
     match there.filter(|(canary, _)| canary.stopped().is_none()) {
         Some((canary, kept)) if kept.source.makes_the_same(&source) => {
             record.canary = Some(CanaryRecord { share, ..kept });
-            record.save(&daemon.places.services())?;
+            record.save(&daemon.paths.services())?;
             canary.set_share(share);
             return Ok(shown(daemon, &service, &record));
         }
@@ -73,7 +79,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, 
     begun.roll_out(source.clone(), plan(&record.plan)).map_err(refused)?;
     record.canary = Some(CanaryRecord { source, share, number });
     record.canaries = number;
-    if let Err(error) = record.save(&daemon.places.services()) {
+    if let Err(error) = record.save(&daemon.paths.services()) {
         begun.end_all();
         return Err(error);
     }
@@ -98,12 +104,13 @@ pub fn take_back(service: &Service, record: &mut ServiceRecord) -> Option<Arc<Se
 }
 
 /// Beside a canary nothing else of the service is changed.
-fn check(wish: &ServiceWish) -> std::result::Result<(), String> {
-    let ServiceWish { port, min, max, concurrency, queue, idle_ms, idle_end_ms, timeout_ms, tls, .. } = wish;
+fn check(request: &ServiceRequest) -> std::result::Result<(), String> {
+    let ServiceRequest { port, min, max, concurrency, queue, idle_ms, idle_end_ms, timeout_ms, tls, .. } =
+        request;
     let of_service = port.is_some()
         || tls.is_some()
-        || [min, max, concurrency, queue].iter().any(|wish| wish.is_some())
-        || [idle_ms, idle_end_ms, timeout_ms].iter().any(|wish| wish.is_some());
+        || [min, max, concurrency, queue].iter().any(|request| request.is_some())
+        || [idle_ms, idle_end_ms, timeout_ms].iter().any(|request| request.is_some());
     match of_service {
         true => {
             Err("ports, TLS, numbers and times are the service's; change them without --canary".to_string())

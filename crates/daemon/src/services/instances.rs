@@ -3,19 +3,19 @@
 use std::io;
 use std::sync::Arc;
 
-use rekindle_gateway::{Failure, Instance, Maker, Source, TcpSocket, Variant};
+use rekindle_gateway::{Failure, Holding, Instance, Maker, Source, TcpSocket, Variant};
 use rekindle_protocol::daemon::{Level, State};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::end::{GRACE, end};
-use crate::network::Door;
+use crate::network::NetworkDialer;
 use crate::reply::Reply;
 use crate::restore::{self, load_order};
 use crate::sandboxes::Sandbox;
 use crate::services::memory;
-use crate::services::variants::{self, Coming};
+use crate::services::variants::{self, PendingVariants};
 use crate::sleep::{self, wake};
 
 /// Makes those of one service.
@@ -24,15 +24,15 @@ pub struct InstanceMaker {
     pub service: String,
     /// Whose service it is.
     pub tenant: Option<String>,
-    pub door: Door,
-    pub coming: Coming,
+    pub dialer: NetworkDialer,
+    pub coming: PendingVariants,
 }
 
 struct Member {
     daemon: Arc<Daemon>,
     sandbox: Arc<Sandbox>,
     level: Level,
-    door: Door,
+    dialer: NetworkDialer,
 }
 
 /// Whether instances can be made of an image; why not, otherwise.
@@ -52,8 +52,8 @@ pub fn check(image: &str, metadata: &ImageMetadata) -> Result<()> {
 impl InstanceMaker {
     /// An instance that an earlier daemon has made.
     pub fn adopt(&self, sandbox: &Arc<Sandbox>, level: Level) -> Arc<dyn Instance> {
-        let (daemon, sandbox, door) = (self.daemon.clone(), sandbox.clone(), self.door.clone());
-        Arc::new(Member { daemon, sandbox, level, door })
+        let (daemon, sandbox, dialer) = (self.daemon.clone(), sandbox.clone(), self.dialer.clone());
+        Arc::new(Member { daemon, sandbox, level, dialer })
     }
 
     fn make(&self, source: &Source, name: &str) -> Result<Arc<Sandbox>> {
@@ -111,8 +111,12 @@ impl Instance for Member {
         }
     }
 
-    fn memory(&self) -> Option<u64> {
+    fn memory(&self) -> Option<Holding> {
         memory::held(&self.daemon, &self.sandbox)
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.sandbox.live_workers().iter().find_map(|worker| worker.glance()?.fault)
     }
 
     fn end(&self) {
@@ -136,6 +140,6 @@ impl Instance for Member {
 
     fn socket(&self, is_v6: bool) -> io::Result<TcpSocket> {
         let network = self.sandbox.network.network().ok_or(io::ErrorKind::NotConnected)?;
-        self.door.socket(network, is_v6)
+        self.dialer.socket(network, is_v6)
     }
 }

@@ -2,45 +2,66 @@
 
 use std::sync::Arc;
 
-use rekindle_gateway::{Need, Source, Tenant};
+use rekindle_gateway::{Datum, Holding, MemoryNeed, Source, Tenant};
 use rekindle_protocol::daemon::{Level, Mode};
+use rekindle_protocol::worker::DeclaredData;
 use rekindle_store::Image;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::gpu;
+use crate::images::declared::{self, Row};
 use crate::images::metadata::ImageMetadata;
 use crate::images::{machine, preflight};
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::record::owner;
 
 /// The most that a context and its code were found to take of an NVIDIA GPU, where the driver does not tell what a process has.
 const CONTEXT: u64 = 844 << 20;
 
-/// What an instance of an image is going to need on this GPU, or on the image's, with data of so many bytes.
+/// Where an instance is to be, and whose it is.
+pub struct Whose<'w> {
+    /// The image's GPU if none is given.
+    pub gpu: Option<&'w str>,
+    /// With whom it shares a context.
+    pub sharers: Option<&'w str>,
+    pub tenant: Option<&'w str>,
+    pub service: &'w str,
+}
+
+/// What an instance of an image is going to need, with these objects, which have so many bytes.
 pub fn need(
     image: &Image,
     metadata: &ImageMetadata,
-    (given, tenant): (Option<&str>, Option<&str>),
-    data: u64,
-) -> Result<Need> {
+    whose: &Whose<'_>,
+    objects: Vec<(String, u64)>,
+) -> Result<MemoryNeed> {
     if machine::shown_mode(image.manifest().mode) == Mode::Driver {
         // The driver brings contexts back with all else.
         let program = metadata.driver.as_ref().map_or(0, |half| half.bytes());
-        return Ok(Need { gpu: metadata.gpu.clone(), program, context: 0 });
+        return Ok(MemoryNeed { gpu: metadata.gpu.clone(), program, ..MemoryNeed::default() });
     }
-    let gpu = gpu::choose(Some(given.unwrap_or(&metadata.gpu)))?;
-    let contexts = match tenant {
+    let gpu = gpu::choose(Some(whose.gpu.unwrap_or(&metadata.gpu)))?;
+    let contexts = match whose.sharers {
         // The context is there before it, or is to be for others, too.
         Some(_) => 0,
         None => metadata.clients.len().max(1) as u64,
     };
-    let program = preflight::gpu_bytes(image)? + data;
-    Ok(Need { program, context: contexts * context(&gpu), gpu })
+    let owner = owner(whose.tenant, whose.sharers, Some(whose.service)).unwrap_or_default();
+    let of = |url, version, bytes| Datum { owner: owner.clone(), url, version, bytes, is_maker: false };
+    let mut holding = Holding::from(preflight::all_gpu_bytes(image)?);
+    for Row { url, version, bytes, .. } in declared::read(image)? {
+        holding.own = holding.own.saturating_sub(bytes);
+        holding.add(of(url, Some(version), bytes));
+    }
+    objects.into_iter().for_each(|(url, bytes)| holding.add(of(url, None, bytes)));
+    let Holding { own, data } = holding;
+    Ok(MemoryNeed { program: own, data, context: contexts * context(&gpu), gpu })
 }
 
 /// No instance could ever have what is more than all may have together.
 pub fn check(daemon: &Daemon, image: &str, tenant: Option<&Arc<Tenant>>, source: &Source) -> Result<()> {
-    let (needed, limit) = (source.need.program, daemon.gateway.memory().limit());
+    let (needed, limit) = (source.need.alone(), daemon.gateway.memory().limit());
     if let Some((name, most)) = tenant.and_then(|tenant| Some((&tenant.name, tenant.quota().memory_bytes?)))
         && needed > most
     {
@@ -62,30 +83,39 @@ pub fn check(daemon: &Daemon, image: &str, tenant: Option<&Arc<Tenant>>, source:
     Err(Error::CannotServe { image: image.to_string(), reason })
 }
 
-/// What a sandbox has on its GPU, bytes; none if a worker has something else to do than to tell.
-pub fn held(daemon: &Daemon, sandbox: &Sandbox) -> Option<u64> {
+/// What a sandbox has on its GPU; none if a worker has something else to do than to tell.
+pub fn held(daemon: &Daemon, sandbox: &Sandbox) -> Option<Holding> {
     let record = sandbox.record();
     if let Some(asleep) = &record.asleep {
-        return Some(if asleep.level == Level::Gpu { asleep.bytes } else { 0 });
+        return Some(Holding::from(if asleep.level == Level::Gpu { asleep.bytes } else { 0 }));
     }
     let used = |pid: i32| daemon.gpu_usage.of(&daemon.driver, pid);
     if record.mode == Mode::Driver {
         let cpu = sandbox.cpu("looked at").ok()?;
-        return cpu.pids().into_values().map(used).sum();
+        return cpu.pids().into_values().map(used).sum::<Option<u64>>().map(Holding::from);
     }
     let workers = sandbox.live_workers();
-    let mut bytes = 0;
+    let owner = record.owner_of_several();
+    let mut holding = Holding::default();
     for worker in &workers {
         let status = worker.glance()?;
+        let datum = |owner: &String, one: DeclaredData| {
+            let DeclaredData { url, version, bytes, is_shared } = one;
+            Datum { owner: owner.clone(), url, version: Some(version), bytes, is_maker: !is_shared }
+        };
+        let data = owner.iter().flat_map(|owner| status.declared.iter().map(|one| datum(owner, one.clone())));
+        let data = Holding { own: 0, data: data.collect() };
         // What is mapped of a cache is the cache's.
-        let own = status.device_bytes.saturating_sub(status.shared_bytes);
-        let process = || used(worker.pid()).filter(|_| record.gpu.starts_with("nvidia"));
-        bytes += match record.tenant {
+        let own = status.device_bytes.saturating_sub(status.shared_bytes).saturating_sub(data.made());
+        // It may count what several have for each of them.
+        let process = || used(worker.pid()).filter(|_| record.gpu.starts_with("nvidia") && data.is_none());
+        holding.own += match record.tenant {
             Some(_) => own + context(&record.gpu) / sharers(daemon, worker.pid()),
             None => process().unwrap_or(own + context(&record.gpu)),
         };
+        holding.data.extend(data.data);
     }
-    Some(bytes)
+    Some(holding)
 }
 
 /// How many programs have their contexts in this process.

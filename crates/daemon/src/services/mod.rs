@@ -21,21 +21,22 @@ use nix::sys::socket::{Backlog, listen as lengthen};
 use rekindle_gateway::{Plan, Service, Source, Tenant, Tls};
 use rekindle_protocol::daemon::{Level, Limits, Mode};
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
+use rekindle_protocol::service::{ServiceRequest, TlsFiles, TlsRequest};
 use rekindle_sandbox::who_listens;
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::records::Kept;
+use crate::host::records::StoredRecord;
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::{portions, slices};
-use crate::network::{self, Door};
+use crate::network::{self, NetworkDialer};
 use crate::reply::Reply;
 use crate::tenants;
 use instances::InstanceMaker;
+use memory::Whose;
 use record::{ServiceRecord, check_name};
-use variants::Coming;
+use variants::PendingVariants;
 
 pub use memory::{context, held};
 pub use resume::resume;
@@ -57,35 +58,35 @@ const USUAL: Plan = Plan {
 };
 
 /// Makes a service, or has another image take the place of the one that it has. Returns when an instance listens.
-pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) -> Result<Value> {
+pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceRequest) -> Result<Value> {
     check_name(name)?;
     let _serving = daemon.serving.take_service(name)?;
-    if let Some(share) = wish.canary {
-        return canary::serve(daemon, name, image, wish, share);
+    if let Some(share) = request.canary {
+        return canary::serve(daemon, name, image, request, share);
     }
     let former = match daemon.gateway.get(name) {
         Some(service) => Some((service, load(daemon, name)?)),
         None => None,
     };
     let kept = former.as_ref().map(|(_, record)| record);
-    kept.map_or(Ok(()), |record| record.check_tenant(wish))?;
-    let membership = match (&wish.tenant, kept) {
+    kept.map_or(Ok(()), |record| record.check_tenant(request))?;
+    let membership = match (&request.tenant, kept) {
         (Some(tenant), None) => Some(tenants::join(daemon, tenant, name)?),
         _ => None,
     };
-    let plan = plan(wish, kept.map_or(&USUAL, |record| &record.plan));
+    let plan = plan(request, kept.map_or(&USUAL, |record| &record.plan));
     plan.check().map_err(|reason| Error::BadPlan { name: name.to_string(), reason })?;
-    let tls = match &wish.tls {
-        Some(TlsWish::Off) => None,
-        Some(TlsWish::With(files)) => Some(files.clone()),
+    let tls = match &request.tls {
+        Some(TlsRequest::Off) => None,
+        Some(TlsRequest::With(files)) => Some(files.clone()),
         None => kept.and_then(|record| record.tls.clone()),
     };
     let certificate = certificate(daemon, name, tls.as_ref())?;
-    let wanted = wish.port.or(kept.map(|record| record.port));
+    let wanted = request.port.or(kept.map(|record| record.port));
     let mut port = wanted.ok_or_else(|| Error::NoServicePort { name: name.to_string() })?;
     let tenant = former.as_ref().and_then(|(service, _)| service.tenant());
     let tenant = tenant.or(membership.as_ref().map(|one| &one.tenant));
-    let source = source(daemon, image, wish, kept, port)?;
+    let source = source(daemon, image, request, kept, (name, port))?;
     memory::check(daemon, image, tenant, &source)?;
     port.to = source.to;
     let is_there =
@@ -119,7 +120,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
         draining: false,
     };
     canary::take_back(&service, &mut record);
-    let kept = record.save(&daemon.places.services());
+    let kept = record.save(&daemon.paths.services());
     if former.is_none() {
         if let Err(error) = kept {
             service.end_all();
@@ -139,7 +140,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
 }
 
 pub fn list(daemon: &Daemon) -> Result<Value> {
-    let records = ServiceRecord::load_all(&daemon.places.services())?;
+    let records = ServiceRecord::load_all(&daemon.paths.services())?;
     let mut records: BTreeMap<String, ServiceRecord> =
         records.into_iter().map(|record| (record.name.clone(), record)).collect();
     let all = daemon.gateway.all();
@@ -169,9 +170,9 @@ pub fn scale(daemon: &Daemon, name: &str, min: Option<u32>, max: Option<u32>) ->
     let service = find(daemon, name)?;
     let _serving = daemon.serving.take_service(name)?;
     let mut record = load(daemon, name)?;
-    record.plan = plan(&ServiceWish { min, max, ..ServiceWish::default() }, &record.plan);
+    record.plan = plan(&ServiceRequest { min, max, ..ServiceRequest::default() }, &record.plan);
     record.plan.check().map_err(|reason| Error::BadPlan { name: name.to_string(), reason })?;
-    record.save(&daemon.places.services())?;
+    record.save(&daemon.paths.services())?;
     service.replan(record.plan.clone());
     if let Some(canary) = service.canary().filter(|canary| canary.stopped().is_none()) {
         canary.service.replan(canary::plan(&record.plan));
@@ -185,7 +186,7 @@ pub fn drain(daemon: &Daemon, name: &str, (remove, now): (bool, bool), reply: &R
     let _serving = daemon.serving.take_service(name)?;
     let mut record = ServiceRecord { draining: true, ..load(daemon, name)? };
     let canary = canary::take_back(&service, &mut record);
-    record.save(&daemon.places.services())?;
+    record.save(&daemon.paths.services())?;
     if remove {
         daemon.gateway.close(name);
     }
@@ -203,7 +204,7 @@ pub fn drain(daemon: &Daemon, name: &str, (remove, now): (bool, bool), reply: &R
     let last = shown(daemon, &service, &record);
     if remove {
         daemon.gateway.remove(name);
-        ServiceRecord::remove(&daemon.places.services(), name)?;
+        ServiceRecord::remove(&daemon.paths.services(), name)?;
     }
     Ok(last)
 }
@@ -225,8 +226,8 @@ fn make(
         daemon: daemon.clone(),
         service: name.to_string(),
         tenant: tenant.map(|tenant| tenant.name.clone()),
-        door: Door::here().map_err(failed)?,
-        coming: Coming::default(),
+        dialer: NetworkDialer::here().map_err(failed)?,
+        coming: PendingVariants::default(),
     });
     let source = source.cloned();
     let service = daemon
@@ -241,22 +242,22 @@ fn find(daemon: &Daemon, name: &str) -> Result<Arc<Service>> {
 }
 
 fn load(daemon: &Daemon, name: &str) -> Result<ServiceRecord> {
-    ServiceRecord::load(&daemon.places.services(), name).map_err(|why| Error::Service {
+    ServiceRecord::load(&daemon.paths.services(), name).map_err(|why| Error::Service {
         name: name.to_string(),
         reason: format!("cannot be changed, for its record cannot be read: {why}"),
     })
 }
 
 /// What was asked, and for the rest what there is.
-fn plan(wish: &ServiceWish, kept: &Plan) -> Plan {
+fn plan(request: &ServiceRequest, kept: &Plan) -> Plan {
     Plan {
-        min: wish.min.unwrap_or(kept.min),
-        max: wish.max.unwrap_or(kept.max),
-        concurrency: wish.concurrency.unwrap_or(kept.concurrency),
-        queue: wish.queue.unwrap_or(kept.queue),
-        idle_ms: wish.idle_ms.unwrap_or(kept.idle_ms),
-        idle_end_ms: wish.idle_end_ms.unwrap_or(kept.idle_end_ms),
-        timeout_ms: wish.timeout_ms.unwrap_or(kept.timeout_ms),
+        min: request.min.unwrap_or(kept.min),
+        max: request.max.unwrap_or(kept.max),
+        concurrency: request.concurrency.unwrap_or(kept.concurrency),
+        queue: request.queue.unwrap_or(kept.queue),
+        idle_ms: request.idle_ms.unwrap_or(kept.idle_ms),
+        idle_end_ms: request.idle_end_ms.unwrap_or(kept.idle_end_ms),
+        timeout_ms: request.timeout_ms.unwrap_or(kept.timeout_ms),
     }
 }
 
@@ -264,9 +265,9 @@ fn plan(wish: &ServiceWish, kept: &Plan) -> Plan {
 fn source(
     daemon: &Daemon,
     name: &str,
-    wish: &ServiceWish,
+    request: &ServiceRequest,
     kept: Option<&ServiceRecord>,
-    port: Port,
+    (service, port): (&str, Port),
 ) -> Result<Source> {
     let image = daemon.store.image(name)?;
     let metadata = ImageMetadata::read(&image)?;
@@ -275,32 +276,39 @@ fn source(
         [one] => Some(one.to),
         _ => None,
     };
-    let to = wish.to.or(published).or(kept.map(|record| record.source.to));
+    let to = request.to.or(published).or(kept.map(|record| record.source.to));
     let to = to.or(Some(port.port).filter(|port| *port != 0)).ok_or_else(|| Error::CannotServe {
         image: name.to_string(),
         reason: "say by `--to PORT` on which port its program listens".to_string(),
     })?;
-    let tenant = wish.share.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
-    tenant.as_deref().map(|tenant| slices::check(tenant, name, metadata.slice)).transpose()?;
+    let tenant = request.share.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
+    tenant.as_deref().map(|tenant| slices::check(tenant, name, &metadata.all_slices())).transpose()?;
     let kept_limits = kept.map_or_else(Limits::default, |record| record.source.limits);
-    let wished = Limits { link_weight: wish.link_weight, sm_share: wish.sm_share, ..Limits::default() };
+    let wished = Limits {
+        link_weight: request.link_weight,
+        sm_share: request.sm_share,
+        share_memory: request.share_memory,
+        ..Limits::default()
+    };
     portions::check(&wished, tenant.as_deref(), Mode::Sandbox)?;
-    let gpu = wish.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone()));
+    let gpu = request.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone()));
     let data =
-        wish.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();
+        request.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();
     // It is of use where there is a limit.
     let counted = if daemon.gateway.memory().is_bounded() { &data[..] } else { &[] };
-    let data_bytes = counted.iter().filter_map(|url| daemon.data.bytes(url)).sum();
-    let need = memory::need(&image, &metadata, (gpu.as_deref(), tenant.as_deref()), data_bytes)?;
+    let objects = counted.iter().filter_map(|url| Some((url.clone(), daemon.data.bytes(url)?))).collect();
+    let of = kept.map_or(request.tenant.as_deref(), |record| record.tenant.as_deref());
+    let whose = Whose { gpu: gpu.as_deref(), sharers: tenant.as_deref(), tenant: of, service };
+    let need = memory::need(&image, &metadata, &whose, objects)?;
     let kept_variants = || {
         let same = kept.filter(|record| {
             (&record.source.image, &record.source.id) == (&name.to_string(), &image.manifest().id)
         });
         same.map(|record| record.source.variants.clone()).unwrap_or_default()
     };
-    let variants = match wish.variants.as_slice() {
+    let variants = match request.variants.as_slice() {
         [] => kept_variants(),
-        named => variants::find(daemon, (name, metadata.slice), tenant.as_deref(), named)?,
+        named => variants::find(daemon, (name, metadata.all_slices()), tenant.as_deref(), named)?,
     };
     Ok(Source {
         tenant,
@@ -310,10 +318,10 @@ fn source(
         image: name.to_string(),
         id: image.manifest().id.clone(),
         to,
-        ready: wish.ready.clone().or_else(|| kept.and_then(|record| record.source.ready.clone())),
+        ready: request.ready.clone().or_else(|| kept.and_then(|record| record.source.ready.clone())),
         gpu,
         data,
-        level: wish.level.or(kept.map(|record| record.source.level)).unwrap_or(Level::Host),
+        level: request.level.or(kept.map(|record| record.source.level)).unwrap_or(Level::Host),
     })
 }
 

@@ -2,11 +2,11 @@
 
 use rekindle_gateway::{Plan, Source};
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::{ServiceWish, TlsFiles};
+use rekindle_protocol::service::{ServiceRequest, TlsFiles};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::host::records::Kept;
+use crate::host::records::StoredRecord;
 use crate::services::canary::CanaryRecord;
 
 /// The longest name of a service.
@@ -46,7 +46,7 @@ pub fn check_name(name: &str) -> Result<()> {
     }
 }
 
-impl Kept for ServiceRecord {
+impl StoredRecord for ServiceRecord {
     const KIND: &'static str = "service";
 
     fn name(&self) -> &str {
@@ -60,8 +60,9 @@ impl Kept for ServiceRecord {
 
 impl ServiceRecord {
     /// A service stays whose it is: its instances know what its clients have said.
-    pub fn check_tenant(&self, wish: &ServiceWish) -> Result<()> {
-        let Some(wanted) = wish.tenant.as_ref().filter(|wanted| self.tenant.as_ref() != Some(wanted)) else {
+    pub fn check_tenant(&self, request: &ServiceRequest) -> Result<()> {
+        let Some(wanted) = request.tenant.as_ref().filter(|wanted| self.tenant.as_ref() != Some(wanted))
+        else {
             return Ok(());
         };
         let name = &self.name;
@@ -77,9 +78,6 @@ impl ServiceRecord {
 mod tests {
     use std::fs;
 
-    use rekindle_gateway::Need;
-    use rekindle_protocol::daemon::{Level, Limits};
-
     use super::*;
 
     #[test]
@@ -87,19 +85,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let plan =
             Plan { min: 0, max: 1, concurrency: 1, idle_ms: 1, idle_end_ms: 1, queue: 1, timeout_ms: 1 };
-        let source = Source {
-            image: "i".into(),
-            variants: Vec::new(),
-            id: "0".into(),
-            to: 80,
-            ready: None,
-            gpu: None,
-            tenant: None,
-            limits: Limits::default(),
-            data: Vec::new(),
-            level: Level::Host,
-            need: Need::default(),
-        };
+        let source = Source { image: "i".into(), id: "0".into(), to: 80, ..Source::default() };
         let port = "127.0.0.1:8080:80".parse().unwrap();
         let record = ServiceRecord {
             name: "a.b".into(),

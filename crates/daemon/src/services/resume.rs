@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_gateway::{Need, Service, Source};
+use rekindle_gateway::{MemoryNeed, Service, Source};
 
 use super::canary::{self, CanaryRecord};
 use super::instances::InstanceMaker;
+use super::memory::Whose;
 use super::record::ServiceRecord;
 use super::{certificate, listen, make, memory, stem};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::records::Kept;
+use crate::host::records::StoredRecord;
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::end::{GRACE, end};
 use crate::sandboxes::Sandbox;
@@ -23,7 +24,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Takes over what an earlier daemon has served.
 pub fn resume(daemon: &Arc<Daemon>) -> Result<()> {
-    for record in ServiceRecord::load_all(&daemon.places.services())? {
+    for record in ServiceRecord::load_all(&daemon.paths.services())? {
         if let Err(error) = bring_back(daemon, &record) {
             log::error!("the service {:?} is not there: {error}", record.name);
         }
@@ -51,7 +52,7 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
     let (name, mut record) = (&record.name, record.clone());
     if record.source.need.gpu.is_empty() {
         // An earlier version has not looked.
-        record.source.need = need_of(daemon, &record.source).unwrap_or_default();
+        record.source.need = need_of(daemon, &record).unwrap_or_default();
     }
     let record = &record;
     // Without its tenant it would be open to everybody.
@@ -104,10 +105,12 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
     Ok(())
 }
 
-fn need_of(daemon: &Daemon, source: &Source) -> Result<Need> {
+fn need_of(daemon: &Daemon, record: &ServiceRecord) -> Result<MemoryNeed> {
+    let source = &record.source;
     let image = daemon.store.image(&source.image)?;
-    let place = (source.gpu.as_deref(), source.tenant.as_deref());
-    memory::need(&image, &ImageMetadata::read(&image)?, place, 0)
+    let (gpu, sharers, tenant) = (source.gpu.as_deref(), source.tenant.as_deref(), record.tenant.as_deref());
+    let whose = Whose { gpu, sharers, tenant, service: &record.name };
+    memory::need(&image, &ImageMetadata::read(&image)?, &whose, Vec::new())
 }
 
 /// Takes over the instances whose names begin so; the others are left.

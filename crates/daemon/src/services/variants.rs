@@ -14,15 +14,15 @@ use crate::lifecycle::slices;
 
 /// Which of a service's images instances are being made of.
 #[derive(Default)]
-pub struct Coming(Mutex<Vec<String>>);
+pub struct PendingVariants(Mutex<Vec<String>>);
 
 /// One is being made, until this is dropped.
 pub struct Chosen<'c> {
-    coming: &'c Coming,
+    coming: &'c PendingVariants,
     variant: Variant,
 }
 
-impl Coming {
+impl PendingVariants {
     /// The image that the fewest instances are of. `running` are the images of those that there are.
     pub fn choose(&self, source: &Source, running: impl FnOnce() -> Vec<String>) -> Chosen<'_> {
         let mut coming = self.lock();
@@ -67,12 +67,12 @@ pub fn running(daemon: &Daemon, service: &str) -> Vec<String> {
 /// The further images of a service. Each can share contexts, at addresses that none of the others has.
 pub fn find(
     daemon: &Daemon,
-    (image, slice): (&str, Option<Slice>),
+    (image, slices): (&str, Vec<Option<Slice>>),
     tenant: Option<&str>,
     names: &[String],
 ) -> Result<Vec<Variant>> {
     let refused = |name: &str, reason: String| Error::CannotServe { image: name.to_string(), reason };
-    let mut taken = vec![(image.to_string(), slice)];
+    let mut taken = vec![(image.to_string(), slices)];
     let mut variants = Vec::new();
     for name in names {
         let Some(tenant) = tenant else {
@@ -82,15 +82,18 @@ pub fn find(
         let opened = daemon.store.image(name)?;
         let metadata = ImageMetadata::read(&opened)?;
         instances::check(name, &metadata)?;
-        slices::check(tenant, name, metadata.slice)?;
-        if let Some((other, _)) = taken.iter().find(|(_, slice)| *slice == metadata.slice) {
+        let slices = metadata.all_slices();
+        slices::check(tenant, name, &slices)?;
+        if let Some((other, _)) =
+            taken.iter().find(|(_, taken)| taken.iter().any(|slice| slices.contains(slice)))
+        {
             let reason = format!(
                 "its program has the addresses of that of {other:?}, so that one context cannot have both; take it from a \
                  program that was started while the other one ran"
             );
             return Err(refused(name, reason));
         }
-        taken.push((name.clone(), metadata.slice));
+        taken.push((name.clone(), slices));
         variants.push(Variant { image: name.clone(), id: opened.manifest().id.clone() });
     }
     Ok(variants)
@@ -107,7 +110,7 @@ mod tests {
             "variants": [{ "image": "b", "id": "2" }, { "image": "c", "id": "3" }],
         }))
         .unwrap();
-        let coming = Coming::default();
+        let coming = PendingVariants::default();
         let there = || vec!["a".to_string(), "c".to_string()];
         let first = coming.choose(&source, there);
         assert_eq!(first.variant().image, "b");

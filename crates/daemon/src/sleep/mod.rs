@@ -1,7 +1,7 @@
 //! Giving a program's GPU back while it needs none.
 //!
 //! ```text
-//! program  ──runs──┬─ gate closed ───────────────────────┬─ a call ─▶ knock ─────────▶ gate open ──▶
+//! program  ──runs──┬─ calls wait ────────────────────────┬─ a call ─▶ knock ─────────▶ calls go on ▶
 //! worker           ├ Quiesce ─ Save ─ Sleep ═▶ keeper ───┼──────────▶ HandOver ─ ends
 //! fresh worker     │                                     └──────────▶ Restore ─ Adopt ─ Resume ────▶
 //! GPU memory       └ left there, or in a store in memory or on disk ─┘
@@ -26,18 +26,18 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Level, Mode, Operation, SleepReport, State};
 use rekindle_protocol::worker::{Contents, Status, ask};
-use rekindle_store::{Draft, Store};
+use rekindle_store::Store;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::host::places::Places;
+use crate::host::paths::Paths;
 use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
-use crate::sandboxes::asleep::{Asleep, AsleepProcess, forget};
-use crate::sandboxes::quiesce::QuiesceBarrier;
+use crate::sandboxes::asleep::{SleepingGpu, SleepingProcess, forget};
+use crate::sandboxes::standstill::{self, Standstill};
 use crate::sandboxes::traces::Tracing;
 use crate::timeline::Timeline;
 use crate::workers::{Worker, gpu_half};
@@ -57,8 +57,8 @@ pub fn sleep(
     let operation = sandbox.begin_settled(State::FallingAsleep, "put to sleep")?;
     let (workers, states) = whose_halves(sandbox).map_err(|error| operation.explain(error))?;
     let bytes = states.iter().map(|status| status.device_bytes).sum();
-    check_room(&daemon.places, sandbox, level, bytes)?;
-    let root = daemon.places.asleep(level);
+    check_room(&daemon.paths, sandbox, level, bytes)?;
+    let root = daemon.paths.asleep(level);
     let slept = fall_asleep(sandbox, &workers, &states, (level, &root), &timeline, reply)
         .map_err(|error| operation.explain(error));
     // What of waking can be done beforehand is.
@@ -110,53 +110,37 @@ fn fall_asleep(
     let draft = store.begin(&sandbox.id)?;
     reply.progress("quiesce", 0, 0);
     let contents = if level == Level::Gpu { Contents::Left } else { Contents::Saved };
-    let barriers = timeline.time("quiesce", || {
-        gpu_half::each(workers, |worker| QuiesceBarrier::begin(sandbox, worker, contents))
-    })?;
+    let standing = timeline.time("quiesce", || Standstill::begin(sandbox, workers, contents))?;
     reply.progress("save", 0, 0);
-    let clients: Vec<&Quiesced> = barriers.iter().map(|barrier| &barrier.client).collect();
-    let halves: Vec<_> = workers.iter().zip(places(&draft, &clients)).collect();
-    let saved = gpu_half::each(&halves, |(worker, place)| gpu_half::save(worker, place, contents, timeline))?;
-    draft.adopt(saved.concat())?;
+    draft.adopt(standstill::save(workers, &standing.paths(&draft), contents, timeline)?)?;
     {
         let mut manifest = draft.manifest();
         // All are on the same GPUs.
         manifest.gpus = states.first().map(machine::gpus).unwrap_or_default();
-        manifest.halves = match clients[..] {
-            [_] => Vec::new(),
-            ref several => several.iter().map(|client| client.process).collect(),
-        };
+        manifest.halves = standing.apart();
     }
     let image = timeline.time("commit", || draft.commit())?;
     fault::point("sleep-saved")?;
-    let process = |(client, worker): (&&Quiesced, &Arc<Worker>)| AsleepProcess {
-        client: (*client).clone(),
+    let process = |(client, worker): (&Quiesced, &Arc<Worker>)| SleepingProcess {
+        client: client.clone(),
         pid: worker.client(),
     };
-    let mut processes: Vec<AsleepProcess> = clients.iter().zip(workers).map(process).collect();
-    let AsleepProcess { client, pid } = processes.remove(0);
+    let mut processes: Vec<SleepingProcess> = standing.clients().zip(workers).map(process).collect();
+    let SleepingProcess { client, pid } = processes.remove(0);
     let store = store.root().to_path_buf();
     let image = image.path().to_path_buf();
     let bytes = states.iter().map(|status| status.device_bytes).sum();
-    let asleep = Asleep { level, store, image: image.clone(), client, pid, bytes, others: processes };
+    let asleep = SleepingGpu { level, store, image: image.clone(), client, pid, bytes, others: processes };
     sandbox.update(|record| record.asleep = Some(asleep))?;
     let gone = fault::point("sleep-noted").and_then(|()| timeline.time("let go", || let_go(workers)));
     match gone {
-        Ok(()) => barriers.into_iter().for_each(QuiesceBarrier::end),
+        Ok(()) => standing.end(),
         Err(error) => {
             sandbox.note(|record| record.asleep = None);
             return Err(error);
         }
     }
     Ok(image)
-}
-
-/// Where in the draft each half is written to.
-fn places(draft: &Draft, clients: &[&Quiesced]) -> Vec<PathBuf> {
-    match clients {
-        [_] => vec![draft.path().to_path_buf()],
-        several => several.iter().map(|client| draft.half_path(client.process)).collect(),
-    }
 }
 
 /// Has the workers give the GPU back: all of them, or none.
@@ -188,9 +172,9 @@ fn let_go(workers: &[Arc<Worker>]) -> Result<()> {
 }
 
 /// Removes what is in the stores and belongs to no sandbox that sleeps.
-pub fn clear_strays(places: &Places, sleeps: impl Fn(&str) -> bool) {
+pub fn clear_strays(paths: &Paths, sleeps: impl Fn(&str) -> bool) {
     for level in [Level::Host, Level::Disk] {
-        let root = places.asleep(level);
+        let root = paths.asleep(level);
         let images =
             if root.is_dir() { Store::open(&root).and_then(|store| store.images()) } else { continue };
         for image in images.into_iter().flatten().filter(|image| !sleeps(&image.name)) {
@@ -199,11 +183,11 @@ pub fn clear_strays(places: &Places, sleeps: impl Fn(&str) -> bool) {
     }
 }
 
-fn check_room(places: &Places, sandbox: &Sandbox, level: Level, bytes: u64) -> Result<()> {
+fn check_room(paths: &Paths, sandbox: &Sandbox, level: Level, bytes: u64) -> Result<()> {
     let free = match level {
         Level::Gpu => return Ok(()),
-        Level::Host => available_memory().min(free_space(&places.runs)),
-        Level::Disk => free_space(&places.state),
+        Level::Host => available_memory().min(free_space(&paths.runs)),
+        Level::Disk => free_space(&paths.state),
     };
     if free < bytes + SPARE {
         let name = sandbox.name();

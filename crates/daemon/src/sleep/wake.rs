@@ -20,7 +20,7 @@ use crate::fault;
 use crate::host::process::is_alive;
 use crate::images::preflight;
 use crate::reply::Reply;
-use crate::sandboxes::asleep::{Asleep, AsleepProcess, forget};
+use crate::sandboxes::asleep::{SleepingGpu, SleepingProcess, forget};
 use crate::sandboxes::traces::Tracing;
 use crate::sandboxes::{Operation, Sandbox};
 use crate::sleep::{report, word};
@@ -126,7 +126,7 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
 
 /// A process whose GPU half is to wake.
 struct Sleeper {
-    process: AsleepProcess,
+    process: SleepingProcess,
     /// The half that it has of what sleeps.
     image: Image,
     /// None where the process has ended meanwhile: others may have memory of it.
@@ -136,14 +136,14 @@ struct Sleeper {
 }
 
 /// All of a program, each with a worker; those of processes that have ended only if others are there.
-fn sleepers(sandbox: &Arc<Sandbox>, asleep: &Asleep, timeline: &Timeline) -> Result<Vec<Sleeper>> {
+fn sleepers(sandbox: &Arc<Sandbox>, asleep: &SleepingGpu, timeline: &Timeline) -> Result<Vec<Sleeper>> {
     let image = Image::open(&asleep.image)?;
     let workers = sandbox.live_workers();
     let keeper =
-        |process: &AsleepProcess| workers.iter().find(|worker| worker.client() == process.pid).cloned();
+        |process: &SleepingProcess| workers.iter().find(|worker| worker.client() == process.pid).cloned();
     let processes: Vec<_> =
         asleep.processes().into_iter().map(|process| (keeper(&process), process)).collect();
-    let lost = |(keeper, process): &(Option<_>, AsleepProcess)| keeper.is_none() && is_alive(process.pid);
+    let lost = |(keeper, process): &(Option<_>, SleepingProcess)| keeper.is_none() && is_alive(process.pid);
     if processes.iter().all(|(keeper, _)| keeper.is_none()) || processes.iter().any(lost) {
         let how = "what kept it while it slept has ended".to_string();
         // It ends with its program.
@@ -154,7 +154,10 @@ fn sleepers(sandbox: &Arc<Sandbox>, asleep: &Asleep, timeline: &Timeline) -> Res
     let mut sleepers = Vec::new();
     for (keeper, process) in processes.into_iter().filter(|(keeper, _)| is_kept(keeper)) {
         let taken = image.half(process.client.process).map_err(Error::from).and_then(|image| {
-            let worker = timeline.time("take a worker", || sandbox.take_worker(sandbox.take_waker()))?;
+            let slice = keeper.as_ref().and_then(|keeper| keeper.slice());
+            let worker = timeline.time("take a worker", || {
+                sandbox.take_worker_on(&sandbox.record().gpu, (sandbox.take_waker(), slice))
+            })?;
             Ok((image, worker))
         });
         match taken {
@@ -168,7 +171,12 @@ fn sleepers(sandbox: &Arc<Sandbox>, asleep: &Asleep, timeline: &Timeline) -> Res
     Ok(sleepers)
 }
 
-fn bring_up(sandbox: &Sandbox, asleep: &Asleep, sleepers: &[Sleeper], timeline: &Timeline) -> Result<()> {
+fn bring_up(
+    sandbox: &Sandbox,
+    asleep: &SleepingGpu,
+    sleepers: &[Sleeper],
+    timeline: &Timeline,
+) -> Result<()> {
     let Some(first) = sleepers.first() else { return Ok(()) };
     let status = timeline.lane(GPU).time("worker start", || first.worker.first_status())?;
     preflight::check_gpus(&Image::open(&asleep.image)?, &status)?;
@@ -184,10 +192,12 @@ fn bring_up(sandbox: &Sandbox, asleep: &Asleep, sleepers: &[Sleeper], timeline: 
     fault::point("wake-restored")?;
     for (one, client) in sleepers.iter().zip(&clients) {
         let Some(client) = client else { continue };
-        let AsleepProcess { client: known, pid } = &one.process;
+        let SleepingProcess { client: known, pid } = &one.process;
         gpu_half::adopt(&one.worker, *pid, known.driver_attached, client.as_fd())?;
     }
     fault::point("wake-adopted")?;
+    // Of one that has ended meanwhile it is known now, while all can sleep on.
+    gpu_half::each(sleepers, |one| one.worker.status())?;
     let mut goes_on = false;
     for one in sleepers.iter().filter(|one| one.keeper.is_some()) {
         let attached = one.process.client.driver_attached;
@@ -258,7 +268,7 @@ fn clear_rings(run_directory: &Path, client: &Quiesced) -> Result<()> {
 /// New workers serve the clients, each told of with its keeper: those and what they kept are not needed any more.
 fn is_awake<'w>(
     sandbox: &Sandbox,
-    asleep: &Asleep,
+    asleep: &SleepingGpu,
     awake: impl Iterator<Item = (&'w Arc<Worker>, &'w Arc<Worker>, i32)>,
 ) {
     for (keeper, worker, pid) in awake {

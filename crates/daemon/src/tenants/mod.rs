@@ -8,13 +8,13 @@ mod record;
 use std::sync::{Arc, PoisonError};
 
 use rekindle_gateway::{Membership, Tenant, Token};
-use rekindle_protocol::tenant::{Quota, QuotaWish};
+use rekindle_protocol::tenant::{Quota, QuotaRequest};
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::clock;
-use crate::host::records::Kept;
+use crate::host::records::StoredRecord;
 use crate::lifecycle::slices;
 use record::TenantRecord;
 
@@ -23,22 +23,22 @@ const MOST_TOKENS: usize = 100;
 
 /// Has the tenants of an earlier daemon again.
 pub fn resume(daemon: &Daemon) -> Result<()> {
-    for record in TenantRecord::load_all(&daemon.places.tenants())? {
+    for record in TenantRecord::load_all(&daemon.paths.tenants())? {
         daemon.gateway.tenants().put(&record.name, record.quota, record.tokens);
     }
     Ok(())
 }
 
 /// Makes a tenant, and tells its first token.
-pub fn create(daemon: &Daemon, name: &str, wish: QuotaWish) -> Result<Value> {
+pub fn create(daemon: &Daemon, name: &str, request: QuotaRequest) -> Result<Value> {
     slices::check_name(name)?;
     let _changing = daemon.tenants.lock().unwrap_or_else(PoisonError::into_inner);
-    if TenantRecord::is_there(&daemon.places.tenants(), name) {
+    if TenantRecord::is_there(&daemon.paths.tenants(), name) {
         return Err(Error::TenantExists { tenant: name.to_string() });
     }
     let (token, told) = make_token()?;
     let id = token.id.clone();
-    let tenant = put(daemon, name, wish.applied_to(Quota::default()), vec![token])?;
+    let tenant = put(daemon, name, request.applied_to(Quota::default()), vec![token])?;
     log::info!("there is a tenant {name:?}");
     Ok(with_token(shown(daemon, &tenant), &id, &told))
 }
@@ -56,10 +56,10 @@ pub fn list(daemon: &Daemon) -> Value {
 }
 
 /// Changes how much a tenant has, from now on.
-pub fn set(daemon: &Daemon, name: &str, wish: QuotaWish) -> Result<Value> {
+pub fn set(daemon: &Daemon, name: &str, request: QuotaRequest) -> Result<Value> {
     let _changing = daemon.tenants.lock().unwrap_or_else(PoisonError::into_inner);
     let tenant = find(daemon, name)?;
-    put(daemon, name, wish.applied_to(tenant.quota()), tenant.tokens())?;
+    put(daemon, name, request.applied_to(tenant.quota()), tenant.tokens())?;
     Ok(shown(daemon, &tenant))
 }
 
@@ -103,7 +103,7 @@ pub fn remove(daemon: &Daemon, name: &str) -> Result<Value> {
         .tenants()
         .remove(name)
         .map_err(|services| Error::TenantHasServices { tenant: name.to_string(), services })?;
-    if let Err(error) = TenantRecord::remove(&daemon.places.tenants(), name) {
+    if let Err(error) = TenantRecord::remove(&daemon.paths.tenants(), name) {
         // It is there as before.
         daemon.gateway.tenants().put(name, tenant.quota(), tenant.tokens());
         return Err(error);
@@ -123,7 +123,7 @@ fn find(daemon: &Daemon, name: &str) -> Result<Arc<Tenant>> {
 
 fn put(daemon: &Daemon, name: &str, quota: Quota, tokens: Vec<Token>) -> Result<Arc<Tenant>> {
     let record = TenantRecord { name: name.to_string(), quota, tokens };
-    record.save(&daemon.places.tenants())?;
+    record.save(&daemon.paths.tenants())?;
     daemon.gateway.tenants().put(name, quota, record.tokens);
     find(daemon, name)
 }

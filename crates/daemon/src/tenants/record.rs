@@ -4,7 +4,7 @@ use rekindle_gateway::Token;
 use rekindle_protocol::tenant::Quota;
 use serde::{Deserialize, Serialize};
 
-use crate::host::records::Kept;
+use crate::host::records::StoredRecord;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantRecord {
@@ -13,7 +13,7 @@ pub struct TenantRecord {
     pub tokens: Vec<Token>,
 }
 
-impl Kept for TenantRecord {
+impl StoredRecord for TenantRecord {
     const KIND: &'static str = "tenant";
 
     fn name(&self) -> &str {

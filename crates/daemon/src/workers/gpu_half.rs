@@ -154,25 +154,25 @@ pub fn leave(worker: &Worker) -> Result<()> {
 }
 
 /// Has a worker part with its client, of which nothing is under way: the client's socket, and where it goes on. Who has the
-/// client then is told by the pipe.
-pub fn part(worker: &Worker, pipe: BorrowedFd<'_>) -> Result<(OwnedFd, Parted)> {
+/// client then is told by the pipes: its own, and one for all halves of the program, if it has several.
+pub fn part(worker: &Worker, pipes: &[BorrowedFd<'_>]) -> Result<(OwnedFd, Parted)> {
     let action = "part with the program";
-    let (parted, descriptors) = worker.ask_whole(action, ask::Part {}, &[pipe], None)?;
+    let (parted, descriptors) = worker.ask_whole(action, ask::Part {}, pipes, None)?;
     let client = descriptors.into_iter().next();
     let reason = || "it did not send the client's socket".to_string();
     Ok((client.ok_or_else(|| Error::Worker { action, reason: reason() })?, parted))
 }
 
-/// Gives a worker the client of another one, and the pipe's other end.
+/// Gives a worker the client of another one: its socket, the pipe's other end, and what all halves are told by, if there are
+/// several.
 pub fn take_over(
     worker: &Worker,
     pid: i32,
     Parted { next, driver_attached }: Parted,
-    client: BorrowedFd<'_>,
-    pipe: BorrowedFd<'_>,
+    descriptors: &[BorrowedFd<'_>],
 ) -> Result<()> {
     let request = ask::TakeOver { pid, driver_attached, next };
-    worker.ask("take the program over", request, &[client, pipe])
+    worker.ask("take the program over", request, descriptors)
 }
 
 /// As [`restore`], in place of a worker that died before it had loaded all.

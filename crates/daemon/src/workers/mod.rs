@@ -14,10 +14,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
+use rekindle_device::Slice;
 use rekindle_protocol::data::SOCKET_VARIABLE;
 use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::worker::{Ask, ContextLost, GreetingError, Status, ask, socket_name};
@@ -28,12 +29,12 @@ use crate::host::process;
 
 mod connection;
 pub mod gpu_half;
-mod held;
 mod spares;
+mod takeover;
 
 use connection::Connection;
-pub use held::Held;
 pub use spares::Spares;
+pub use takeover::TakeoverState;
 
 /// How long a worker may take until it listens. It opens the GPU beside that.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -111,8 +112,10 @@ pub struct Worker {
     shared: bool,
     /// Whose arrays its client hands on.
     owner: Mutex<Option<String>>,
+    /// The addresses that its client keeps to, if it may share contexts.
+    slice: OnceLock<Slice>,
     /// What another one would go on from, if its loss is mended.
-    held: Mutex<Option<Arc<Held>>>,
+    held: Mutex<Option<Arc<TakeoverState>>>,
 }
 
 impl Worker {
@@ -191,7 +194,8 @@ impl Worker {
                 .map_while(std::io::Result::ok)
                 .filter_map(ContextLost::of);
             said.for_each(|lost| on_loss(&watched, lost));
-            watched.note_end(match process::is_alive(process) {
+            // One that is being killed closes that before it is gone.
+            watched.note_end(match process::is_alive(process) && !ending::is_dying(process) {
                 true => ENDED.to_string(),
                 false => "the process whose contexts it shared ended".to_string(),
             });
@@ -248,6 +252,7 @@ impl Worker {
             followed: AtomicBool::new(false),
             shared: false,
             owner: Mutex::new(None),
+            slice: OnceLock::new(),
             held: Mutex::new(None),
         }
     }
@@ -272,6 +277,15 @@ impl Worker {
 
     pub fn set_client(&self, pid: i32) {
         self.client.store(pid, Ordering::Relaxed);
+    }
+
+    /// The addresses that its client keeps to in contexts that it shares.
+    pub fn slice(&self) -> Option<Slice> {
+        self.slice.get().copied()
+    }
+
+    pub fn set_slice(&self, slice: Slice) {
+        self.slice.get_or_init(|| slice);
     }
 
     /// Whose arrays its client is to have and hand on.
@@ -414,6 +428,20 @@ impl Worker {
             std::thread::sleep(Duration::from_millis(5));
         }
         Error::WorkerConnection { action, source }
+    }
+
+    /// Its end, once it has ended or is about to, if that did not come of its client's: it failed or was killed.
+    pub fn failure(&self, action: &'static str) -> Option<Error> {
+        let began = Instant::now();
+        while self.ended().is_none()
+            && began.elapsed() < DEATH
+            && self.pid() > 0
+            && ending::is_dying(self.pid())
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let how = self.ended().filter(|how| how != ENDED)?;
+        Some(Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log })
     }
 
     /// How it ended, with the last line of its log, without the line's time and level.

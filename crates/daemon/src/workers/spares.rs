@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Address, OnEnd, Purpose, Start, Worker};
 use crate::error::Result;
-use crate::host::places::{Places, private_directory};
+use crate::host::paths::{Paths, private_directory};
 
 /// How their logs begin.
 const LOG_STEM: &str = "pool-";
@@ -14,23 +14,23 @@ const LOG_STEM: &str = "pool-";
 pub struct Spares {
     /// `rekindled` itself, which workers are made of.
     program: PathBuf,
-    places: Places,
+    paths: Paths,
 }
 
 impl Spares {
     /// Clears away what a daemon that was killed has left.
-    pub fn open(places: &Places, program: PathBuf) -> Arc<Spares> {
-        let spares = Spares { program, places: places.clone() };
+    pub fn open(paths: &Paths, program: PathBuf) -> Arc<Spares> {
+        let spares = Spares { program, paths: paths.clone() };
         spares.clear();
         Arc::new(spares)
     }
 
     /// Starts one on this GPU. What it leaves is removed when it ends while nobody has it, before `on_end`.
     pub fn start(&self, gpu: &str, on_end: OnEnd) -> Result<Arc<Worker>> {
-        let directory = self.places.pool();
+        let directory = self.paths.pool();
         private_directory(&directory, true)?;
-        let id = self.places.new_id()?;
-        let log = self.places.logs().join(format!("{LOG_STEM}{id}.log"));
+        let id = self.paths.new_id()?;
+        let log = self.paths.logs().join(format!("{LOG_STEM}{id}.log"));
         let address = Address { number: 0, socket: directory.join(format!("{id}.sock")), log };
         let left = [address.socket.clone(), address.log.clone()];
         let start = Start {
@@ -39,7 +39,7 @@ impl Spares {
             gpu,
             output: Path::new("/dev/null"),
             purpose: Purpose::Spare,
-            data: self.places.data_socket(),
+            data: self.paths.data_socket(),
         };
         let on_end: OnEnd = Box::new(move |worker| {
             for path in left {
@@ -52,13 +52,13 @@ impl Spares {
 
     /// Where workers find the memory daemon.
     pub fn data(&self) -> PathBuf {
-        self.places.data_socket()
+        self.paths.data_socket()
     }
 
     /// Removes the places of all.
     pub fn clear(&self) {
-        let _ = std::fs::remove_dir_all(self.places.pool());
-        for entry in std::fs::read_dir(self.places.logs()).into_iter().flatten().flatten() {
+        let _ = std::fs::remove_dir_all(self.paths.pool());
+        for entry in std::fs::read_dir(self.paths.logs()).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(LOG_STEM) {
                 let _ = std::fs::remove_file(entry.path());
             }

@@ -26,7 +26,7 @@ use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::workers::{Worker, gpu_half};
 
 use super::slots::Slots;
-use super::{Move, plan};
+use super::{Half, Migration, plan};
 
 /// A further round is not worth it once so little was new.
 const LITTLE: u64 = 64 << 20;
@@ -38,28 +38,28 @@ const CONTEXT: u64 = 1 << 30;
 const LATER: u64 = 256 << 20;
 
 /// Chunks that lie on the other GPU.
-pub(super) struct Ahead {
+pub(super) struct PreCopy {
     filler: Arc<Worker>,
     memory: CacheMemory,
     descriptor: OwnedFd,
     slots: Slots,
 }
 
-impl Move<'_> {
-    /// Copies what there is, again and again as long as that makes less of it, at most so many times. What it comes to, if it
-    /// was worth a try.
-    pub(super) fn copy_ahead(
+impl Migration<'_> {
+    /// Copies what there is of a half, again and again as long as that makes less of it, at most so many times and so many
+    /// bytes. What it comes to, if it was worth a try.
+    pub(super) fn copy_rounds(
         &self,
+        half: &Half,
         store: &Store,
-        there: &Status,
-        most: u32,
+        (most, budget): (u32, Option<u64>),
         rounds: &mut Vec<Round>,
-    ) -> Result<Option<Ahead>> {
-        let Some(budget) = self.budget(there).filter(|_| most > 0) else { return Ok(None) };
-        let mut ahead = None;
+    ) -> Result<Option<PreCopy>> {
+        let Some(budget) = budget.filter(|_| most > 0) else { return Ok(None) };
+        let mut pre_copy = None;
         for number in 1..=most {
             self.reply.check_wanted()?;
-            let (round, is_useful) = self.round(store, number, budget, &mut ahead)?;
+            let (round, is_useful) = self.round(half, store, (number, budget), &mut pre_copy)?;
             let before = rounds.last().map_or(u64::MAX, |last| last.bytes);
             rounds.push(round);
             fault::point("migrate-round")?;
@@ -67,54 +67,61 @@ impl Move<'_> {
                 break;
             }
         }
-        if let Some(ahead) = &ahead {
-            let known = ask::Cache { memories: vec![ahead.memory], register: false };
-            self.target.ask("take what was copied ahead", known, &[ahead.descriptor.as_fd()])?;
+        if let Some(pre_copy) = &pre_copy {
+            let known = ask::Cache { memories: vec![pre_copy.memory], register: false };
+            half.target.ask("take what was copied ahead", known, &[pre_copy.descriptor.as_fd()])?;
         }
-        Ok(ahead)
+        Ok(pre_copy)
     }
 
-    /// How much can be filled; none where the program would stand still while it is copied.
-    fn budget(&self, there: &Status) -> Option<u64> {
-        let needed = self.status.device_bytes;
+    /// How much can be filled for each half; none where the program would stand still while it is copied.
+    pub(super) fn budgets(&self, there: &[Status]) -> Vec<Option<u64>> {
+        let (needed, count) = (self.bytes(), self.halves.len() as u64);
         let free = |status: &Status| status.free_bytes.first().copied().unwrap_or_default();
-        let total = self.status.devices.first().map_or(0, |device| device.total_memory);
-        let shadow = needed + needed / 1024 + total / LEFT;
-        let budget = free(there).checked_sub(needed + CONTEXT.min(total / LEFT) + plan::SPARE)?;
-        (free(&self.status) >= shadow && budget >= CACHE_SLOT).then_some(budget)
+        let all = self.halves.iter().map(|half| &half.status).zip(there).map(|(here, there)| {
+            let total = here.devices.first().map_or(0, |device| device.total_memory);
+            let shadow = needed + needed / 1024 + total / LEFT;
+            let fillers = count * CONTEXT.min(total / LEFT);
+            let budget = free(there).checked_sub(needed + fillers + plan::SPARE)?;
+            // By what each has.
+            let share = u128::from(budget) * u128::from(here.device_bytes) / u128::from(needed.max(1));
+            let share = u64::try_from(share).unwrap_or_default();
+            (free(here) >= shadow && share >= CACHE_SLOT).then_some(share)
+        });
+        all.collect()
     }
 
     fn round(
         &self,
+        half: &Half,
         store: &Store,
-        number: u32,
-        budget: u64,
-        ahead: &mut Option<Ahead>,
+        (number, budget): (u32, u64),
+        pre_copy: &mut Option<PreCopy>,
     ) -> Result<(Round, bool)> {
         let began = Instant::now();
-        let draft = store.begin(&self.image_name(number))?;
+        let draft = store.begin(&self.image_name(half, number))?;
         self.reply.progress("copy ahead", u64::from(number), 0);
-        self.timeline.time("code", || gpu_half::save_code(&self.source, draft.path()))?;
+        self.timeline.time("code", || gpu_half::save_code(&half.source, draft.path()))?;
         let saved_us = self.timeline.elapsed_us();
         let contents = Contents::Shadowed;
         let stopped = Instant::now();
         let barrier =
-            self.timeline.time("quiesce", || QuiesceBarrier::begin(self.sandbox, &self.source, contents))?;
-        let parts = gpu_half::save(&self.source, draft.path(), contents, self.timeline)?;
+            self.timeline.time("quiesce", || QuiesceBarrier::begin(self.sandbox, &half.source, contents))?;
+        let parts = gpu_half::save(&half.source, draft.path(), contents, self.timeline)?;
         self.timeline.time("resume", || barrier.resume())?;
         let stopped_us = stopped.elapsed().as_micros() as u64;
         let drained = fault::point("migrate-draining")
-            .and_then(|()| gpu_half::drain(&self.source, saved_us, self.timeline))
-            .inspect_err(|_| drop(gpu_half::give_up_drain(&self.source)))?;
+            .and_then(|()| gpu_half::drain(&half.source, saved_us, self.timeline))
+            .inspect_err(|_| drop(gpu_half::give_up_drain(&half.source)))?;
         draft.adopt(parts.into_iter().chain(drained).collect())?;
-        draft.manifest().gpus = machine::gpus(&self.status);
+        draft.manifest().gpus = machine::gpus(&half.status);
         let image = draft.commit()?;
         let chunks = chunks::of(&image);
-        let bytes = new_in(&chunks, ahead.as_ref());
-        let filled = self.timeline.time("fill ahead", || self.fill(&image, &chunks, budget, ahead));
+        let bytes = new_in(&chunks, pre_copy.as_ref());
+        let filled = self.timeline.time("fill ahead", || self.fill(&image, &chunks, budget, pre_copy));
         if let Err(error) = &filled {
             log::warn!("less is copied ahead for {:?}: {error}", self.sandbox.name());
-            *ahead = None;
+            *pre_copy = None;
         }
         let round = Round { bytes, duration_us: began.elapsed().as_micros() as u64, stopped_us };
         Ok((round, filled.is_ok()))
@@ -125,33 +132,33 @@ impl Move<'_> {
         image: &Image,
         chunks: &[Chunk<'_>],
         budget: u64,
-        ahead: &mut Option<Ahead>,
+        pre_copy: &mut Option<PreCopy>,
     ) -> Result<()> {
         let bytes = chunks::by_hash(chunks).len() as u64 * CACHE_SLOT;
         if bytes == 0 {
             return Ok(());
         }
-        if ahead.is_none() {
-            *ahead = Some(Ahead::make(self, (bytes + LATER).min(budget))?);
+        if pre_copy.is_none() {
+            *pre_copy = Some(PreCopy::make(self, (bytes + LATER).min(budget))?);
         }
-        ahead.as_mut().map_or(Ok(()), |ahead| ahead.take_in(image, chunks))
+        pre_copy.as_mut().map_or(Ok(()), |pre_copy| pre_copy.take_in(image, chunks))
     }
 
-    pub(super) fn image_name(&self, number: u32) -> String {
-        format!("{}.{number}", self.sandbox.id)
+    pub(super) fn image_name(&self, half: &Half, number: u32) -> String {
+        format!("{}.{}.{number}", self.sandbox.id, half.target.number())
     }
 }
 
 /// Bytes of chunks that are not there yet.
-pub(super) fn new_in(chunks: &[Chunk<'_>], ahead: Option<&Ahead>) -> u64 {
-    let is_new = |hash: &&ContentHash| !ahead.is_some_and(|ahead| ahead.slots.has(hash));
+pub(super) fn new_in(chunks: &[Chunk<'_>], pre_copy: Option<&PreCopy>) -> u64 {
+    let is_new = |hash: &&ContentHash| !pre_copy.is_some_and(|pre_copy| pre_copy.slots.has(hash));
     chunks::by_hash(chunks).keys().filter(is_new).count() as u64 * CACHE_SLOT
 }
 
-impl Ahead {
-    fn make(of: &Move<'_>, bytes: u64) -> Result<Ahead> {
+impl PreCopy {
+    fn make(of: &Migration<'_>, bytes: u64) -> Result<PreCopy> {
         let slots = bytes / CACHE_SLOT;
-        let filler = of.daemon.pool.spares.start(&of.moving.gpu, Box::new(|_| ()))?;
+        let filler = of.daemon.pool.spares.start(of.gpu, Box::new(|_| ()))?;
         let number = of.sandbox.caches().next_number();
         let memory = CacheMemory { number, bytes: slots * CACHE_SLOT, device: Some(0) };
         let action = "make memory to copy ahead to";
@@ -161,7 +168,7 @@ impl Ahead {
             descriptors.into_iter().next().ok_or(Error::Worker { action, reason })
         });
         match descriptor {
-            Ok(descriptor) => Ok(Ahead { filler, memory, descriptor, slots: Slots::new(number, slots) }),
+            Ok(descriptor) => Ok(PreCopy { filler, memory, descriptor, slots: Slots::new(number, slots) }),
             Err(error) => {
                 filler.kill();
                 Err(error)
@@ -185,7 +192,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for PreCopy {
     fn drop(&mut self) {
         let filler = self.filler.clone();
         std::thread::spawn(move || filler.kill());

@@ -6,11 +6,11 @@ use std::sync::PoisonError;
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::tuning;
 use rekindle_sandbox::Cpu;
-use rekindle_sandbox::pages::Ahead;
+use rekindle_sandbox::pages::PreCopy;
 
 use crate::error::Result;
-use crate::host::places::private_directory;
-use crate::sandboxes::last_image::{Kept, Links, patience};
+use crate::host::paths::private_directory;
+use crate::sandboxes::last_image::{ImageBaseline, Links, patience};
 use crate::timeline::PAGES;
 
 use super::attempt::Attempt;
@@ -20,7 +20,7 @@ const DIRECTORY: &str = "ahead";
 
 impl Attempt<'_> {
     /// Copies what a program that is to go on has in memory; none where that is not wanted, or cannot be done.
-    pub(super) fn copy_ahead(&self, scratch: &Path) -> Result<Option<Ahead>> {
+    pub(super) fn copy_ahead(&self, scratch: &Path) -> Result<Option<PreCopy>> {
         // `off` has memory copied while programs stand still; `check` has what was copied before compared with what it is then.
         let wish = tuning::word(tuning::PRECOPY).unwrap_or_default();
         let Cpu::Sandbox(sandbox) = self.subject.cpu else { return Ok(None) };
@@ -31,12 +31,12 @@ impl Attempt<'_> {
         let out = scratch.join(DIRECTORY);
         private_directory(&out, true)?;
         let lane = self.timeline.lane(PAGES);
-        let last = self.last_image.and_then(|last| last.take()).map(|Kept { baseline, links }| {
+        let last = self.last_image.and_then(|last| last.take()).map(|ImageBaseline { baseline, links }| {
             let _ = self.last_links.set(links);
             baseline
         });
-        let ahead = match lane.time("protect", || Ahead::begin(sandbox, &out, wish == "check", last)) {
-            Ok(ahead) if !ahead.is_empty() => ahead,
+        let pre_copy = match lane.time("protect", || PreCopy::begin(sandbox, &out, wish == "check", last)) {
+            Ok(pre_copy) if !pre_copy.is_empty() => pre_copy,
             Ok(_) => return Ok(None),
             Err(error) => {
                 log::info!("the program's memory is copied while it stands still: {error}");
@@ -45,26 +45,26 @@ impl Attempt<'_> {
         };
         self.step("ahead-begun")?;
         let start_us = self.timeline.elapsed_us();
-        let bytes = ahead.copy(&|| self.reply.check_wanted().is_ok());
+        let bytes = pre_copy.copy(&|| self.reply.check_wanted().is_ok());
         lane.note("copy ahead", start_us, self.timeline.elapsed_us() - start_us, bytes);
         if self.last_links.get().is_some() {
-            lane.note("in the last image", self.timeline.elapsed_us(), 0, ahead.based_bytes());
+            lane.note("in the last image", self.timeline.elapsed_us(), 0, pre_copy.based_bytes());
         }
         let _ = self.copied_ahead.set(());
         self.step("ahead-copied")?;
-        Ok(Some(ahead))
+        Ok(Some(pre_copy))
     }
 
     /// Copies what was written while CRIU made itself ready.
-    pub(super) fn copy_again(&self, ahead: Option<&Ahead>) {
-        let Some(ahead) = ahead else { return };
+    pub(super) fn copy_again(&self, pre_copy: Option<&PreCopy>) {
+        let Some(pre_copy) = pre_copy else { return };
         let start_us = self.timeline.elapsed_us();
-        let bytes = ahead.copy_again(&|| self.reply.check_wanted().is_ok());
+        let bytes = pre_copy.copy_again(&|| self.reply.check_wanted().is_ok());
         self.timeline.lane(PAGES).note("copy again", start_us, self.timeline.elapsed_us() - start_us, bytes);
     }
 
     /// Has memory stay protected until the next image, which has that of this one then. Nothing depends on it.
-    pub(super) fn keep_last(&self, ahead: Ahead) {
+    pub(super) fn keep_last(&self, pre_copy: PreCopy) {
         let (Some(last), Some(patience), Some(id)) = (self.last_image, patience(), self.made.get()) else {
             return;
         };
@@ -74,11 +74,11 @@ impl Attempt<'_> {
         }
         let image = self.daemon.store.image(self.request.to).ok();
         let Some(image) = image.filter(|image| image.manifest().id == *id) else { return };
-        match Links::make(self.daemon.places.last_images().join(id), &image) {
+        match Links::make(self.daemon.paths.last_images().join(id), &image) {
             Ok(links) => {
-                let baseline = ahead.keep(layout, links.path());
+                let baseline = pre_copy.keep(layout, links.path());
                 if !baseline.is_empty() {
-                    last.keep(Kept { baseline, links }, patience);
+                    last.keep(ImageBaseline { baseline, links }, patience);
                 }
             }
             Err(error) => {

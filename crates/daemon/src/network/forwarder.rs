@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use crate::network::door::Door;
+use crate::network::dialer::NetworkDialer;
 
 /// How often a program that does not listen yet is asked.
 const EVERY: Duration = Duration::from_millis(10);
@@ -34,18 +34,18 @@ const FEWEST: u64 = 16;
 
 /// Where a program is.
 #[derive(Clone)]
-pub enum Home {
+pub enum Destination {
     /// In a network of its own.
     Here(Arc<Network>),
     /// At another node.
     Elsewhere(IpAddr),
 }
 
-impl Home {
-    fn is(&self, other: &Home) -> bool {
+impl Destination {
+    fn is(&self, other: &Destination) -> bool {
         match (self, other) {
-            (Home::Here(own), Home::Here(other)) => Arc::ptr_eq(own, other),
-            (Home::Elsewhere(own), Home::Elsewhere(other)) => own == other,
+            (Destination::Here(own), Destination::Here(other)) => Arc::ptr_eq(own, other),
+            (Destination::Elsewhere(own), Destination::Elsewhere(other)) => own == other,
             _ => false,
         }
     }
@@ -53,8 +53,8 @@ impl Home {
     /// Where it may listen.
     fn addresses(&self) -> Vec<IpAddr> {
         match self {
-            Home::Here(_) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
-            Home::Elsewhere(address) => vec![*address],
+            Destination::Here(_) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+            Destination::Elsewhere(address) => vec![*address],
         }
     }
 }
@@ -62,25 +62,25 @@ impl Home {
 /// Where a port leads.
 #[derive(Clone, Default)]
 pub struct Target {
-    pub home: Option<Home>,
+    pub destination: Option<Destination>,
     /// Whether who comes is let in.
     pub open: bool,
     pub to: u16,
 }
 
 impl Target {
-    fn is(&self, home: &Home) -> bool {
-        self.home.as_ref().is_some_and(|own| own.is(home))
+    fn is(&self, destination: &Destination) -> bool {
+        self.destination.as_ref().is_some_and(|own| own.is(destination))
     }
 }
 
 /// A port that is served.
-pub struct Serving {
+pub struct PortForwarding {
     task: AbortHandle,
     closed: mpsc::Receiver<()>,
 }
 
-impl Serving {
+impl PortForwarding {
     /// Returns when the port is free. Connections that there are go on.
     pub fn close(&self) {
         self.task.abort();
@@ -90,7 +90,7 @@ impl Serving {
 }
 
 /// The thread.
-pub struct Carrier {
+pub struct PortForwarder {
     runtime: Handle,
     shared: Shared,
 }
@@ -98,7 +98,7 @@ pub struct Carrier {
 #[derive(Clone)]
 struct Shared {
     wait: Duration,
-    door: Door,
+    dialer: NetworkDialer,
     room: Arc<Semaphore>,
 }
 
@@ -111,19 +111,20 @@ struct Line {
     shared: Shared,
 }
 
-impl Carrier {
-    pub fn start(wait: Duration) -> io::Result<Carrier> {
+impl PortForwarder {
+    pub fn start(wait: Duration) -> io::Result<PortForwarder> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let handle = runtime.handle().clone();
         std::thread::Builder::new().name("ports".into()).spawn(move || runtime.block_on(pending::<()>()))?;
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
         let room = (descriptors / SHARE).clamp(FEWEST, Semaphore::MAX_PERMITS as u64);
-        let shared = Shared { wait, door: Door::here()?, room: Arc::new(Semaphore::new(room as usize)) };
-        Ok(Carrier { runtime: handle, shared })
+        let shared =
+            Shared { wait, dialer: NetworkDialer::here()?, room: Arc::new(Semaphore::new(room as usize)) };
+        Ok(PortForwarder { runtime: handle, shared })
     }
 
     /// Lets in who comes to a port, until that is closed.
-    pub fn serve(&self, listener: StdListener, target: watch::Receiver<Target>) -> Serving {
+    pub fn serve(&self, listener: StdListener, target: watch::Receiver<Target>) -> PortForwarding {
         let line = Line { target, turn: Arc::default(), shared: self.shared.clone() };
         let (closes, closed) = mpsc::channel::<()>();
         // The listener goes before what tells that it has gone.
@@ -135,7 +136,7 @@ impl Carrier {
                 Err(error) => log::error!("a port cannot be served: {error}"),
             }
         });
-        Serving { task: task.abort_handle(), closed }
+        PortForwarding { task: task.abort_handle(), closed }
     }
 }
 
@@ -161,7 +162,7 @@ impl Line {
 
     async fn carry(mut self, mut client: TcpStream) {
         let reached = timeout(self.shared.wait, self.reach()).await;
-        let Ok(Some((mut program, home))) = reached else { return reset(&client) };
+        let Ok(Some((mut program, destination))) = reached else { return reset(&client) };
         for stream in [&client, &program] {
             // Whoever sends small pieces does not want them to wait for more.
             let _ = stream.set_nodelay(true);
@@ -169,7 +170,7 @@ impl Line {
         let carried = {
             let copy = copy_bidirectional_with_sizes(&mut client, &mut program, PIECE, PIECE);
             tokio::pin!(copy);
-            let gone = async { self.target.wait_for(|target| !target.is(&home)).await.is_err() };
+            let gone = async { self.target.wait_for(|target| !target.is(&destination)).await.is_err() };
             tokio::select! {
                 carried = &mut copy => carried,
                 _ = gone => timeout(PARTING, copy).await.unwrap_or(Err(io::ErrorKind::TimedOut.into())),
@@ -182,7 +183,7 @@ impl Line {
     }
 
     /// A connection to the program, and where that is; none if the port was closed.
-    async fn reach(&mut self) -> Option<(TcpStream, Home)> {
+    async fn reach(&mut self) -> Option<(TcpStream, Destination)> {
         if let Some(reached) = self.ask().await? {
             return Some(reached);
         }
@@ -197,18 +198,18 @@ impl Line {
     }
 
     /// Asks the program once, when it is there.
-    async fn ask(&mut self) -> Option<Option<(TcpStream, Home)>> {
-        let is_open = |target: &Target| target.open && target.home.is_some();
+    async fn ask(&mut self) -> Option<Option<(TcpStream, Destination)>> {
+        let is_open = |target: &Target| target.open && target.destination.is_some();
         let target = self.target.wait_for(is_open).await.ok()?.clone();
-        let home = target.home?;
-        for address in home.addresses() {
-            let socket = match &home {
-                Home::Here(network) => self.shared.door.socket(network, address.is_ipv6()),
-                Home::Elsewhere(_) => self.shared.door.outside(address.is_ipv6()),
+        let destination = target.destination?;
+        for address in destination.addresses() {
+            let socket = match &destination {
+                Destination::Here(network) => self.shared.dialer.socket(network, address.is_ipv6()),
+                Destination::Elsewhere(_) => self.shared.dialer.outside(address.is_ipv6()),
             };
             let Ok(socket) = socket else { continue };
             if let Ok(stream) = socket.connect(SocketAddr::new(address, target.to)).await {
-                return Some(Some((stream, home)));
+                return Some(Some((stream, destination)));
             }
         }
         Some(None)

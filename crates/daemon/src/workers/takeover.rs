@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rekindle_protocol::frame;
-use rekindle_protocol::mending::{How, Kept, LEDGER, Ledger, Standing};
+use rekindle_protocol::mending::{LEDGER, Ledger, MendMode, MendStatus, RetainedItem};
 use rekindle_protocol::worker::{Phase, ask};
 
 use super::Worker;
@@ -22,25 +22,25 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const CLIENT: &str = "client";
 
 #[derive(Default)]
-pub struct Held {
+pub struct TakeoverState {
     all: Mutex<All>,
     closed: Condvar,
 }
 
 #[derive(Default)]
 struct All {
-    things: HashMap<String, (Kept, OwnedFd)>,
+    things: HashMap<String, (RetainedItem, OwnedFd)>,
     ledger: Option<Ledger>,
     /// The worker says nothing more.
     is_closed: bool,
 }
 
-impl Held {
+impl TakeoverState {
     /// Holds what is said at this socket, until it is closed.
-    fn listen(self: &Arc<Held>, socket: UnixStream) {
+    fn listen(self: &Arc<TakeoverState>, socket: UnixStream) {
         let held = self.clone();
         std::thread::spawn(move || {
-            while let Ok((kept, descriptors)) = frame::receive::<Kept>(&socket) {
+            while let Ok((kept, descriptors)) = frame::receive::<RetainedItem>(&socket) {
                 held.take(kept, descriptors);
             }
             held.lock().is_closed = true;
@@ -48,7 +48,7 @@ impl Held {
         });
     }
 
-    fn take(&self, kept: Kept, descriptors: Vec<OwnedFd>) {
+    fn take(&self, kept: RetainedItem, descriptors: Vec<OwnedFd>) {
         let mut all = self.lock();
         let Some(descriptor) = descriptors.into_iter().next() else {
             // It counts no more.
@@ -66,7 +66,7 @@ impl Held {
     }
 
     /// How it stands; none before the worker has said what is to be held.
-    pub fn standing(&self) -> Option<Standing> {
+    pub fn standing(&self) -> Option<MendStatus> {
         self.lock().ledger.as_ref().map(Ledger::standing)
     }
 
@@ -86,7 +86,7 @@ impl Held {
         worker: &Worker,
         run_directory: &Path,
         pid: i32,
-        how: How,
+        how: MendMode,
         (store, name): (String, String),
     ) -> Result<Vec<Phase>> {
         let action = "take the place of a lost worker";
@@ -112,7 +112,7 @@ impl Held {
 impl Worker {
     /// Has it keep what another worker would go on from, and holds that, if that is not so already.
     pub fn keep_mendable(&self, (store, name): (String, String)) -> Result<()> {
-        let held = Arc::new(Held::default());
+        let held = Arc::new(TakeoverState::default());
         {
             let mut slot = super::lock(&self.held);
             if slot.is_some() || self.ended().is_some() {
@@ -135,7 +135,7 @@ impl Worker {
     }
 
     /// What is held for its loss.
-    pub fn held(&self) -> Option<Arc<Held>> {
+    pub fn held(&self) -> Option<Arc<TakeoverState>> {
         super::lock(&self.held).clone()
     }
 

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::host::client_library;
-use crate::host::places::private_directory;
+use crate::host::paths::private_directory;
 use crate::sandboxes::Sandbox;
 
 /// In the run directory, and where the program finds it.

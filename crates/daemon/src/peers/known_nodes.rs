@@ -24,13 +24,13 @@ pub struct Peer {
     pub key: PublicKey,
 }
 
-pub struct Known {
+pub struct KnownNodes {
     path: PathBuf,
     peers: Mutex<Vec<Peer>>,
 }
 
-impl Known {
-    pub fn load(directory: &Path) -> Result<Known> {
+impl KnownNodes {
+    pub fn load(directory: &Path) -> Result<KnownNodes> {
         let path = directory.join(FILE);
         let peers = match path.exists() {
             false => Vec::new(),
@@ -40,7 +40,7 @@ impl Known {
                 serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?
             }
         };
-        Ok(Known { path, peers: Mutex::new(peers) })
+        Ok(KnownNodes { path, peers: Mutex::new(peers) })
     }
 
     pub fn all(&self) -> Vec<Peer> {
@@ -116,12 +116,12 @@ mod tests {
     #[test]
     fn nodes_are_kept_and_a_name_and_a_key_stand_once() {
         let directory = tempfile::tempdir().unwrap();
-        let known = Known::load(directory.path()).unwrap();
+        let known = KnownNodes::load(directory.path()).unwrap();
         for one in [peer("b", "1"), peer("a", "2"), peer("a", "3"), peer("c", "1")] {
             known.add(one).unwrap();
         }
         assert_eq!(known.all(), [peer("a", "3"), peer("c", "1")]);
-        assert_eq!(Known::load(directory.path()).unwrap().all(), known.all());
+        assert_eq!(KnownNodes::load(directory.path()).unwrap().all(), known.all());
         assert_eq!(known.with_key(&peer("", "1").key), Some(peer("c", "1")));
         known.remove("a").unwrap();
         assert!(known.get("a").is_err() && known.remove("a").is_err());

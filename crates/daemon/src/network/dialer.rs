@@ -8,14 +8,14 @@ use tokio::net::TcpSocket;
 
 /// Knows the way back.
 #[derive(Clone)]
-pub struct Door {
+pub struct NetworkDialer {
     /// The network that the threads are in which make sockets.
     own: Arc<Network>,
 }
 
-impl Door {
-    pub fn here() -> io::Result<Door> {
-        Ok(Door { own: Arc::new(Network::current()?) })
+impl NetworkDialer {
+    pub fn here() -> io::Result<NetworkDialer> {
+        Ok(NetworkDialer { own: Arc::new(Network::current()?) })
     }
 
     /// A socket in a sandbox's network, for which the thread goes there and comes back.

@@ -7,7 +7,7 @@
 //! | runs | one run directory a sandbox: rings, pinned memory, sockets | `/dev/shm/rekindle-UID` |
 //!
 //! Several daemons, each with a state of its own, may have one place for runs. What a daemon makes there begins with the
-//! [name](Places::name) of its state, and nothing else there is its to remove.
+//! [name](Paths::name) of its state, and nothing else there is its to remove.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -37,11 +37,11 @@ const LONGEST_SOCKET: usize = 107;
 const SOCKET_TAIL: usize = 40;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct Paths {
     pub socket: PathBuf,
     pub state: PathBuf,
     pub runs: PathBuf,
-    /// What the names of all begin with that this state's daemons make in `runs`; empty until [`Places::named`].
+    /// What the names of all begin with that this state's daemons make in `runs`; empty until [`Paths::named`].
     pub name: String,
     /// Whether `state` and `runs` were named, and are not the usual ones.
     pub given: (bool, bool),
@@ -51,11 +51,11 @@ pub struct Places {
     pub publish_wait: Duration,
 }
 
-impl Places {
+impl Paths {
     /// The places given, or their defaults.
-    pub fn new(socket: Option<PathBuf>, state: Option<PathBuf>, runs: Option<PathBuf>) -> Result<Places> {
+    pub fn new(socket: Option<PathBuf>, state: Option<PathBuf>, runs: Option<PathBuf>) -> Result<Paths> {
         let given = (state.is_some(), runs.is_some());
-        let places = Places {
+        let paths = Paths {
             given,
             log_max: LOG_MAX,
             publish_wait: PUBLISH_WAIT,
@@ -67,13 +67,13 @@ impl Places {
             name: String::new(),
         };
         let too_long = |path: &Path, most| Error::PathTooLong { path: path.to_path_buf(), most };
-        if places.socket.as_os_str().len() > LONGEST_SOCKET {
-            return Err(too_long(&places.socket, LONGEST_SOCKET));
+        if paths.socket.as_os_str().len() > LONGEST_SOCKET {
+            return Err(too_long(&paths.socket, LONGEST_SOCKET));
         }
-        if places.runs.as_os_str().len() > LONGEST_SOCKET - SOCKET_TAIL {
-            return Err(too_long(&places.runs, LONGEST_SOCKET - SOCKET_TAIL));
+        if paths.runs.as_os_str().len() > LONGEST_SOCKET - SOCKET_TAIL {
+            return Err(too_long(&paths.runs, LONGEST_SOCKET - SOCKET_TAIL));
         }
-        Ok(places)
+        Ok(paths)
     }
 
     /// Makes the directories that are missing.
@@ -101,9 +101,9 @@ impl Places {
     }
 
     /// The same with the state's name, for the daemon that has the state to itself.
-    pub fn named(self) -> Places {
+    pub fn named(self) -> Paths {
         let name = own_name::of(&self.state);
-        Places { name, ..self }
+        Paths { name, ..self }
     }
 
     /// A name that nothing else in `runs` has.
@@ -281,10 +281,10 @@ mod tests {
     fn what_is_given_wins_and_is_made_private() {
         let root = tempfile::tempdir().unwrap();
         let at = |name: &str| Some(root.path().join(name));
-        let places = Places::new(at("s/d.sock"), at("state"), at("runs")).unwrap();
-        places.prepare().unwrap();
-        assert_eq!(places.socket, root.path().join("s/d.sock"));
-        for path in [places.state.clone(), places.run_directories(), places.logs()] {
+        let paths = Paths::new(at("s/d.sock"), at("state"), at("runs")).unwrap();
+        paths.prepare().unwrap();
+        assert_eq!(paths.socket, root.path().join("s/d.sock"));
+        for path in [paths.state.clone(), paths.run_directories(), paths.logs()] {
             assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
         }
     }
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn paths_too_long_for_sockets_are_refused() {
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
-        assert!(matches!(Places::new(Some(long.clone()), None, None), Err(Error::PathTooLong { .. })));
-        assert!(matches!(Places::new(None, None, Some(long)), Err(Error::PathTooLong { .. })));
+        assert!(matches!(Paths::new(Some(long.clone()), None, None), Err(Error::PathTooLong { .. })));
+        assert!(matches!(Paths::new(None, None, Some(long)), Err(Error::PathTooLong { .. })));
     }
 }

@@ -8,16 +8,16 @@ use rekindle_protocol::daemon::User;
 
 /// `UID[:GID]` or `NAME[:GROUP]`, as this machine knows them.
 #[derive(Clone, Debug)]
-pub struct Person {
+pub struct UserSpec {
     pub user: User,
     /// What is set for a user that this machine knows: their home, and their name twice.
     pub environment: Vec<(String, String)>,
 }
 
-impl FromStr for Person {
+impl FromStr for UserSpec {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Person, String> {
+    fn from_str(text: &str) -> Result<UserSpec, String> {
         let (who, group) = match text.split_once(':') {
             Some((who, group)) => (who, Some(group)),
             None => (text, None),
@@ -46,7 +46,7 @@ impl FromStr for Person {
             [("HOME", home), ("USER", known.name.clone()), ("LOGNAME", known.name.clone())]
         });
         let environment = environment.map(|(name, value)| (name.to_string(), value)).collect();
-        Ok(Person { user: User { uid, gid, groups }, environment })
+        Ok(UserSpec { user: User { uid, gid, groups }, environment })
     }
 }
 
@@ -70,19 +70,19 @@ mod tests {
 
     #[test]
     fn users_have_numbers_or_names() {
-        let root: Person = "root".parse().unwrap();
+        let root: UserSpec = "root".parse().unwrap();
         assert_eq!((root.user.uid, root.user.gid), (0, 0));
         assert!(root.environment.contains(&("USER".to_string(), "root".to_string())));
-        let nobody: Person = "4242424:77".parse().unwrap();
+        let nobody: UserSpec = "4242424:77".parse().unwrap();
         assert_eq!(nobody.user, User { uid: 4_242_424, gid: 77, groups: vec![77] });
         assert!(nobody.environment.is_empty());
-        assert_eq!("4242424".parse::<Person>().unwrap().user.gid, 4_242_424);
-        let both: Person = "0:root".parse().unwrap();
+        assert_eq!("4242424".parse::<UserSpec>().unwrap().user.gid, 4_242_424);
+        let both: UserSpec = "0:root".parse().unwrap();
         assert_eq!((both.user.gid, both.user.groups), (0, vec![0]));
         for wrong in
             ["", "no such user", "-1", "+1", "4294967295", "root:", "root:no such group", "root:4294967295"]
         {
-            let why = wrong.parse::<Person>().unwrap_err();
+            let why = wrong.parse::<UserSpec>().unwrap_err();
             assert!(why.contains("there is no"), "{wrong}: {why}");
         }
     }

@@ -1,0 +1,154 @@
+//! Sandboxes: what they are, what they use, what happens to them.
+
+use rekindle_protocol::daemon::{EventNotice, LogLine, Mending, Mode, Sandbox};
+use rekindle_protocol::exchange::Count;
+use serde_json::Value;
+
+use super::{bytes, shorten, table, text};
+use crate::stats::Used;
+
+pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
+    let mut table = table(&[
+        "NAME",
+        "STATE",
+        "MODE",
+        "PID",
+        "GPU",
+        "GPU MEMORY",
+        "STARTED",
+        "PORTS",
+        "COMMAND",
+        "PROBLEM",
+    ]);
+    for sandbox in sandboxes {
+        table.add_row([
+            sandbox.name.clone(),
+            state(sandbox),
+            mode(sandbox.mode),
+            if sandbox.pid > 0 { sandbox.pid.to_string() } else { String::new() },
+            sandbox.gpu.clone(),
+            if sandbox.device_bytes > 0 { bytes(sandbox.device_bytes) } else { String::new() },
+            sandbox.started.clone(),
+            sandbox.ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            shorten(&sandbox.command.join(" "), 40),
+            sandbox.problem.clone().or_else(|| refused(sandbox)).unwrap_or_default(),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+/// What the program was refused, and what can be done.
+fn refused(sandbox: &Sandbox) -> Option<String> {
+    let names = sandbox.refused.join(", ");
+    let text = format!("was refused {names}; `rekindle run --mode driver` is the way out");
+    (!sandbox.refused.is_empty()).then_some(text)
+}
+
+/// What programs use, and below it what functions hand on, if they do.
+pub fn stats(all: &[Used], handed_on: &[Count]) -> String {
+    let used = used(all);
+    match handed_on {
+        [] => used,
+        counts => format!("{used}\n\n{}", handed_on_by(counts)),
+    }
+}
+
+fn handed_on_by(counts: &[Count]) -> String {
+    let mut table = table(&["HANDED ON BY", "ARRAYS", "HELD", "GPU MEMORY", "HOST MEMORY"]);
+    for count in counts {
+        table.add_row([
+            count.owner.clone(),
+            count.arrays.to_string(),
+            count.held.to_string(),
+            bytes(count.gpu_bytes),
+            bytes(count.host_bytes),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+fn used(all: &[Used]) -> String {
+    let mut table = table(&[
+        "NAME",
+        "STATE",
+        "PROCESSORS",
+        "HOST MEMORY",
+        "GPU MEMORY",
+        "UNBACKED",
+        "PINNED",
+        "TO GPU",
+        "FROM GPU",
+        "WAIT",
+        "WEIGHT",
+        "SHARE",
+        "MENDING",
+        "PROCESSES",
+    ]);
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
+    let size = |size: Option<u64>| known(size.map(bytes));
+    for Used { stats, processor_percent } in all {
+        table.add_row([
+            stats.name.clone(),
+            text(&serde_json::to_value(stats.state).unwrap_or_default()),
+            known(processor_percent.map(|percent| format!("{percent:.1} %"))),
+            size(stats.host_bytes),
+            size(stats.device_bytes),
+            size(stats.unbacked_bytes),
+            size(stats.pinned_bytes),
+            size(stats.to_gpu_bytes),
+            size(stats.from_gpu_bytes),
+            known(stats.link_waited_us.map(|waited| format!("{:.1} s", waited as f64 / 1e6))),
+            known(stats.link_weight.map(|weight| weight.to_string())),
+            known(stats.sm_share.map(|percent| format!("{percent} %"))),
+            known(stats.mending.as_ref().map(mending)),
+            stats.processes.to_string(),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+/// Whether the loss of a worker would be mended, and how often it was.
+fn mending(mending: &Mending) -> String {
+    let word = if mending.on { "on" } else { "off" };
+    match mending.mended {
+        0 => word.to_string(),
+        times => format!("{word}, {times} times"),
+    }
+}
+
+fn state(sandbox: &Sandbox) -> String {
+    let word = serde_json::to_value(sandbox.state).ok();
+    let word = word.as_ref().and_then(Value::as_str).unwrap_or_default();
+    if let Some(node) = &sandbox.node {
+        return format!("moved to {node}");
+    }
+    match sandbox.exit_code {
+        Some(code) => format!("{word} ({code})"),
+        None => word.to_string(),
+    }
+}
+
+pub fn mode(mode: Mode) -> String {
+    let word = serde_json::to_value(mode).unwrap_or_default();
+    text(&word)
+}
+
+/// Lines of a log with their times.
+pub fn log(lines: &[LogLine]) -> String {
+    lines.iter().map(|line| format!("{} {}\n", line.time.as_deref().unwrap_or("-"), line.text)).collect()
+}
+
+/// What has happened, on a line.
+pub fn happened(what: &EventNotice) -> String {
+    let mut words = vec![what.time.clone()];
+    words.extend(what.sandbox.iter().map(|name| format!("sandbox {}", shorten(name, 1024))));
+    words.extend(what.image.iter().map(|name| format!("image {}", shorten(name, 1024))));
+    match what.state {
+        Some(state) => words.push(text(&serde_json::to_value(state).unwrap_or_default())),
+        None => words.push(what.event.clone()),
+    }
+    words.extend(what.exit_code.map(|code| format!("({code})")));
+    words.extend(what.gpu.iter().map(|gpu| format!("to {}", shorten(gpu, 1024))));
+    words.extend(what.problem.iter().map(|problem| shorten(problem, 4096)));
+    words.join(" ")
+}
