@@ -7,36 +7,25 @@ from pathlib import Path
 
 import numpy
 import rekindle as package
-from conftest import Deployer, begun
+from conftest import APPS, Deployer, begun
 
 # Two pieces of what is fetched at once, and a bit.
 COUNT = (17 << 20) // 4
 
 SUM = """
-from numba import cuda
-
-@cuda.jit
-def add(numbers, total):
-    at = cuda.grid(1)
-    if at < numbers.size:
-        cuda.atomic.add(total, 0, numbers[at])
+import sys
+sys.path.insert(0, {apps!r})
+from summing import Summing
 
 @app.cls(gpu="emulated", share={share!r}, concurrency=2, sleep_window=0, data={{"numbers": rekindle.Data({url!r}, dtype="int32", shape={count})}})
 class Sum:
     @rekindle.enter()
-    def compile(self):
-        add[1, 32](cuda.to_device(numpy.zeros(4, "int32")), cuda.to_device(numpy.zeros(1, "int32")))
-        cuda.synchronize()
+    def begin(self):
+        self.gpu = Summing()
 
     @rekindle.method()
     def total(self, mark=None):
-        numbers = cuda.as_cuda_array(self.numbers.load())
-        few = numbers[:: numbers.size // 64]
-        total = cuda.to_device(numpy.zeros(1, "int32"))
-        add[8, 32](few, total)
-        if mark:
-            Path(mark).touch()
-        return int(total.copy_to_host()[0])
+        return self.gpu.few(self.numbers.load(), mark)
 
     @rekindle.method()
     def array(self):
@@ -60,7 +49,7 @@ class Node:
         self.rekindle, self.deployer = rekindle, Deployer(rekindle)
 
     def deploy(self, url, count=COUNT, share=None):
-        source = "import numpy\n" + SUM.format(url=url, count=count, share=share)
+        source = SUM.format(apps=str(APPS), url=url, count=count, share=share)
         self.deployer.app("sums", source)
         return package.Cls.from_name("sums", "Sum")()
 

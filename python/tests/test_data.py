@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 import pytest
 import rekindle as package
-from nodes import expected, node_with, numbers
+from nodes import COUNT, expected, node_with, numbers
 
 
 @pytest.fixture
@@ -258,3 +258,35 @@ def test_streams_that_do_not_come_after_what_waits_go_on():
         node.rekindle.let_go("data-piece")
         few = sum(range(64))
         assert call.get(timeout=60) == [expected(array), 2 * few, expected(array)]
+
+
+MANY = """
+@app.cls(gpu="emulated", sleep_window=0, data={{f"part{{number}}": rekindle.Data(f"{url}-{{number}}", dtype="int32", shape={count}) for number in range({parts})}})
+class Many:
+    @rekindle.method()
+    def all(self):
+        return [getattr(self, f"part{{number}}").load() for number in range({parts})]
+"""
+
+
+def test_many_objects_at_once_come_through_the_same_few_blocks(node):
+    # None is a whole number of blocks, and together they are several times as many.
+    parts, count = 5, COUNT + 1001
+    arrays = [numbers(20 + number, count) for number in range(parts)]
+    for number, array in enumerate(arrays):
+        (node.rekindle.root / f"many-{number}").write_bytes(array.tobytes())
+    url = (node.rekindle.root / "many").as_uri()
+    node.deployer.app("many", MANY.format(url=url, count=count, parts=parts))
+    found = package.Cls.from_name("many", "Many")().all.remote()
+    assert all(numpy.array_equal(one, array) for one, array in zip(found, arrays, strict=True))
+
+
+def test_a_copy_that_fails_fails_the_load_and_the_instance_goes_on():
+    with node_with(REKINDLE_FAULT="data-copy") as node:
+        _, url = node.file(numbers(8))
+        sums = node.deploy(url)
+        for _ in range(2):
+            with pytest.raises(package.DataGpuError, match=f"^{url} could not be copied to the GPU"):
+                sums.total.remote()
+        (instance,) = node.deployer.service("sums-Sum")["instances"]
+        assert instance["stage"] == "running"

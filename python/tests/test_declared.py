@@ -52,15 +52,17 @@ def test_declarations_that_cannot_be_are_refused():
 
 
 def test_parts_of_a_shared_context_are_passed_on_and_checked():
-    declared = Limits.declared({"share": "us", "link_weight": 30, "sm_share": 25}, "f")
+    declared = Limits.declared({"share": "us", "link_weight": 30, "sm_share": 25, "share_memory": "lazy"}, "f")
     options = declared.serve_options()
-    for option, value in (("--share", "us"), ("--link-weight", "30"), ("--sm-share", "25")):
+    for option, value in (("--share", "us"), ("--link-weight", "30"), ("--sm-share", "25"), ("--share-memory", "lazy")):
         assert options[options.index(option) + 1] == value
-    assert not {"--link-weight", "--sm-share"} & set(Limits.declared({"share": "us"}, "f").serve_options())
+    assert not {"--link-weight", "--sm-share", "--share-memory"} & set(Limits.declared({"share": "us"}, "f").serve_options())
     for wrong, words in (
         ({"share": "us", "link_weight": 101}, "link_weight is 101; give a whole number from 1 to 100"),
         ({"share": "us", "sm_share": 0.5}, "sm_share is 0.5; give"),
         ({"sm_share": 25}, "sm_share is for instances that share GPU contexts"),
+        ({"share": "us", "share_memory": "late"}, "share_memory is 'late'; give 'eager' or 'lazy'"),
+        ({"share_memory": "lazy"}, "share_memory is for instances that share GPU contexts"),
     ):
         with pytest.raises(rekindle.DeclarationError, match=words):
             Limits.declared(wrong, "f")

@@ -12,7 +12,8 @@ def test_declared_data_count_before_they_are_there_and_when_they_are():
         _, url = node.file(array)
         sums = node.deploy(url)
         (shown,) = node.rekindle.json("services")["services"]
-        assert shown["source"]["need"]["gpu"] == "emulated" and shown["source"]["need"]["program"] >= 4 * COUNT
+        need = shown["source"]["need"]
+        assert need["gpu"] == "emulated" and sum(datum["bytes"] for datum in need["data"]) >= 4 * COUNT
         assert sums.total.remote() == expected(array)
         node.rekindle.wait(lambda: shown_bytes(node) >= 4 * COUNT, "the data to be seen")
         assert node.rekindle.json("services")["memory"]["limit_bytes"] == 64 * MB

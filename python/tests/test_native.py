@@ -423,7 +423,7 @@ def test_a_new_library_takes_the_place_of_the_old_one_without_a_failed_call(nati
     answer, over, found = function("answer", "again"), threading.Event(), set()
 
     def ask():
-        while not over.is_set():
+        while not over.wait(0.005):
             found.add(answer.remote())
 
     asking = threading.Thread(target=ask)

@@ -8,40 +8,25 @@ from pathlib import Path
 import numpy
 import pytest
 import rekindle as package
-from conftest import begun
+from conftest import APPS, begun
 from nodes import COUNT, Node, expected, numbers
 
 APP = """
+import sys
 import numpy
-from numba import cuda
-
-@cuda.jit
-def add(numbers, total):
-    at = cuda.grid(1)
-    if at < numbers.size:
-        cuda.atomic.add(total, 0, numbers[at])
-
-@cuda.jit
-def clear(numbers):
-    numbers[cuda.grid(1)] = 0
+sys.path.insert(0, {apps!r})
+from summing import Summing
 
 class Sum:
     @rekindle.enter()
-    def compile(self):
-        add[1, 32](cuda.to_device(numpy.zeros(4, "int32")), cuda.to_device(numpy.zeros(1, "int32")))
-        clear[1, 4](cuda.to_device(numpy.zeros(4, "int32")))
-        cuda.synchronize()
+    def begin(self):
+        self.gpu = Summing()
         if {early}:
             self.numbers.load().wait()
 
     @rekindle.method()
     def total(self, mark=None):
-        numbers = cuda.as_cuda_array(self.numbers.load())
-        total = cuda.to_device(numpy.zeros(1, "int32"))
-        add[8, 32](numbers[:: numbers.size // 64], total)
-        if mark:
-            Path(mark).touch()
-        return int(total.copy_to_host()[0])
+        return self.gpu.few(self.numbers.load(), mark)
 
     @rekindle.method()
     def array(self):
@@ -49,19 +34,22 @@ class Sum:
 
     @rekindle.method()
     def write(self):
-        clear[1, 4](cuda.as_cuda_array(self.numbers.load()))
-        cuda.synchronize()
+        self.gpu.clear(self.numbers.load())
+
+    @rekindle.method()
+    def write_once(self, mark):
+        # The first call writes, and so ends its context.
+        if not Path(mark).exists():
+            Path(mark).touch()
+            self.write()
+        return os.stat("/proc/self/ns/net").st_ino, self.total()
 
     @rekindle.method()
     def copy_over(self):
-        try:
-            cuda.as_cuda_array(self.numbers.load()).copy_to_device(numpy.zeros(self.numbers.shape, "int32"))
-            cuda.synchronize()
-        except cuda.cudadrv.driver.CudaAPIError as error:
-            return int(error.code)
+        return self.gpu.copy_over(self.numbers.load(), numpy.zeros(self.numbers.shape, "int32"))
 """
 CLASS = """
-@app.cls(gpu="emulated", share={share!r}, concurrency=2, sleep_window=0, data={{"numbers": rekindle.Data({url!r}, dtype="int32", shape={count})}})
+@app.cls(gpu="emulated", share={share!r}, concurrency=2, sleep_window=0, retries={retries}, data={{"numbers": rekindle.Data({url!r}, dtype="int32", shape={count})}})
 class {name}(Sum):
     pass
 """
@@ -70,9 +58,9 @@ ROOM = (COUNT * 4 + (2 << 20) - 1) >> 21 << 21
 
 
 class Instances(Node):
-    def deploy(self, url, *, app="sums", early=False, share=None, names=("One", "Two")):
-        classes = "".join(CLASS.format(name=name, url=url, count=COUNT, share=share) for name in names)
-        self.deployer.app(app, APP.format(early=early) + classes)
+    def deploy(self, url, *, app="sums", early=False, share=None, retries=0, names=("One", "Two")):
+        classes = "".join(CLASS.format(name=name, url=url, count=COUNT, share=share, retries=retries) for name in names)
+        self.deployer.app(app, APP.format(apps=str(APPS), early=early) + classes)
         return [package.Cls.from_name(app, name)() for name in names]
 
     def end(self, service):
@@ -217,11 +205,47 @@ def test_who_writes_to_it_faults_and_the_others_have_it_as_it_was(node, share):
     if share:
         # A fault ends the context for all.
         return
-    with pytest.raises(package.Error, match="700"):
+    with pytest.raises(RuntimeError, match="700"):
         two.write.remote()
-    assert numpy.array_equal(one.array.remote(), array)
-    node.end("sums-Two")
+    # Whoever comes next finds another instance, with what the others have.
     assert two.total.remote() == expected(array)
+    assert numpy.array_equal(one.array.remote(), array)
+    assert "another one takes its place" in (node.rekindle.state / "daemon.log").read_text()
+
+
+def test_a_call_whose_instance_has_faulted_is_made_again_at_another_one(node):
+    array = numbers(12)
+    _, url = node.file(array)
+    (one,) = node.deploy(url, names=("One",), retries=1)
+    first, total = one.write_once.remote(__file__)
+    assert total == expected(array)
+    second, total = one.write_once.remote(node.deployer.mark("wrote"))
+    assert total == expected(array) and first != second
+    node.deployer.come_to("sums-One", "running")
+    served = node.deployer.service("sums-One")
+    assert served["failed"] == 1 and served["problem"] is None
+    assert one.total.remote() == expected(array)
+
+
+def test_instances_are_admitted_as_if_each_had_its_data_once():
+    # Three with all of it would need more than twice as much as they may have.
+    limit = ROOM + (12 << 20)
+    with instances_with(REKINDLE_SERVICE_MEMORY=str(limit)) as node:
+        array = numbers(13)
+        _, url = node.file(array)
+        names = ("One", "Two", "Three")
+        instances = node.deploy(url, names=names)
+        for _ in range(2):
+            assert [one.total.remote() for one in instances] == [expected(array)] * 3
+        for name in names:
+            node.deployer.come_to(f"sums-{name}", "running")
+        used = lambda: node.rekindle.json("services")["memory"]["used_bytes"]["emulated"]
+        shown = lambda: sum(node.deployer.service(f"sums-{name}")["gpu_bytes"] for name in names)
+        assert ROOM < used() == shown() <= limit
+        # The last one that has it counts it in full.
+        for name in names[:2]:
+            node.end(f"sums-{name}")
+        node.rekindle.wait(lambda: ROOM < used() == shown() < limit, "what one instance has")
 
 
 def test_what_is_mapped_outlives_the_memory_daemon(node):

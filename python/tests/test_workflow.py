@@ -106,7 +106,7 @@ def test_large_arrays_stay_on_the_gpu_and_small_ones_go_by_value(deployer, parts
 
 def test_the_exception_of_a_step_names_it_and_nothing_after_it_is_called(deployer, parts):
     maker, other, add = parts
-    flow = package.Workflow(expiry=0.05)
+    flow = package.Workflow(expiry=2)
     made = flow.step(maker.make)
     wrong = flow.step(other.fail, made, name="the wrong one")
     flow.step(other.join, flow.step(maker.double, made), wrong)

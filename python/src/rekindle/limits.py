@@ -8,6 +8,9 @@ from typing import Any
 from rekindle.errors import DeclarationError
 from rekindle.retries import NONE, Retries
 
+# When what an instance allocates in a shared context gets memory.
+SHARE_MEMORY = ("eager", "lazy")
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -20,6 +23,8 @@ class Limits:
     # What it has of those: by which weight bytes over the link, and how much of the multiprocessors in percent; none: no share.
     link_weight: int | None = None
     sm_share: int | None = None
+    # When what it allocates there gets GPU memory: `eager`, at once, or `lazy`, at the first use; none: at once.
+    share_memory: str | None = None
     # How many images are taken of it, each with addresses of its own: so many instances fit in one GPU context.
     variants: int = 1
     # How many calls an instance has at once.
@@ -81,6 +86,11 @@ class Limits:
                 raise DeclarationError(f"{name}: {option} is {value!r}; give a whole number from 1 to 100")
             if not self.share:
                 raise DeclarationError(f"{name}: {option} is for instances that share GPU contexts; give a tenant (share) too")
+        if self.share_memory is not None:
+            if self.share_memory not in SHARE_MEMORY:
+                raise DeclarationError(f"{name}: share_memory is {self.share_memory!r}; give {' or '.join(map(repr, SHARE_MEMORY))}")
+            if not self.share:
+                raise DeclarationError(f"{name}: share_memory is for instances that share GPU contexts; give a tenant (share) too")
         if self.variants > 1 and not self.share:
             raise DeclarationError(f"{name}: variants is {self.variants}, which is for instances that share GPU contexts; give a tenant (share) too")
         if self.min_containers > self.max_containers:
@@ -94,7 +104,8 @@ class Limits:
 
     @property
     def sharing(self) -> list[str]:
-        return ["--share", self.share] if self.share else []
+        memory = ["--share-memory", self.share_memory] if self.share_memory else []
+        return ["--share", self.share, *memory] if self.share else []
 
     def serve_options(self) -> list[str]:
         """As `rekindle serve` takes them, but for the port."""

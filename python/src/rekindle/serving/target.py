@@ -16,6 +16,7 @@ from rekindle.exchange import HandingOn, Ref, let_go, resolve
 from rekindle.marks import Mark
 from rekindle.serving.batch import Batcher
 from rekindle.serving.failures import Late, Raised, Unknown
+from rekindle.serving.rest import Rest, give_back
 
 
 class Target:
@@ -30,6 +31,9 @@ class Target:
         self.methods: dict[str, Callable[..., Any]] = {}
         self.batchers: dict[str, Batcher] = {}
         self.woken: asyncio.Task[None] | None = None
+        # Where memory comes at the first use it goes when the instance rests.
+        is_lazy = self.limits.share_memory == "lazy"
+        self.rest = Rest(lambda do: self.threads.submit(do)) if is_lazy else None
 
     def new_threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.limits.concurrency, "rekindle")
@@ -44,6 +48,8 @@ class Target:
                 self.methods[name] = function = self.bound(name)
                 if mark.batched:
                     self.batchers[name] = Batcher(function, mark.batched, self.run_in_time)
+        if self.rest:
+            await self.run(give_back)
 
     def bound(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.object, name) if self.declaration.is_class else self.declaration.user
@@ -71,12 +77,16 @@ class Target:
             raise Unknown(f"{self.declaration.service.full_name} has no method {name!r}; it has {', '.join(self.methods) or 'none'}")
         async with self.places:
             self.under_way += 1
+            if self.rest:
+                self.rest.begin_call()
             try:
                 if handing_on is None:
                     return await self.carry_out(name, args, kwargs)
                 return await self.hand_on(name, args, kwargs, handing_on)
             finally:
                 self.under_way -= 1
+                if self.rest:
+                    self.rest.end_call(self.under_way)
 
     async def carry_out(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         batcher = self.batchers.get(name)
