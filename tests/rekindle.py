@@ -82,6 +82,8 @@ class Rekindle:
         )
         # A line is one write, so that a checkpoint never finds half of one written.
         self.environment.pop("PYTHONUNBUFFERED", None)
+        # Programs are started again and again: what they import is compiled once.
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def __enter__(self):
         return self
@@ -147,9 +149,11 @@ class Rekindle:
         """Until the condition holds; the time spent, seconds."""
         start = time.monotonic()
         while not condition():
-            if time.monotonic() - start > limit:
+            so_far = time.monotonic() - start
+            if so_far > limit:
                 raise TimeoutError(f"after {limit} s still waiting for {what}")
-            time.sleep(0.02)
+            # Each look is a command mostly, and tests have few processors between them.
+            time.sleep(min(0.02 + so_far / 16, 0.2))
         return time.monotonic() - start
 
     def wait_lines(self, name, count, limit=PATIENCE):

@@ -300,7 +300,7 @@ print(code.value, log.split(b"\\0")[0].decode().replace("\\n", " "))
 
 
 @pytest.mark.parametrize("moment", ["checkpoint", "restore"])
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.3])
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3])
 def test_a_killed_daemon_loses_nothing(rekindle, moment, delay):
     """SIGKILL in the middle: what ran goes on, nothing half-done remains, the next daemon says what happened."""
     pace = Pace(rekindle, LAST)

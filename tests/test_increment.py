@@ -144,7 +144,7 @@ def test_what_another_process_writes_to_its_memory_is_in_the_next_image():
             assert rekindle.wait_end(f"restored-{name}")[-1] == expected
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_memory_that_is_mapped_moved_and_given_back_between_images_is_what_it_is(tmp_path, seed):
     """The program knows every byte, protection and border of its memory."""
     program, draw = chain.build(tmp_path), random.Random(seed)
@@ -176,7 +176,7 @@ def test_memory_that_is_mapped_moved_and_given_back_between_images_is_what_it_is
             rekindle.wait_end(f"restored-{name}")
 
 
-@pytest.mark.parametrize("seed", [4, 6, 9])
+@pytest.mark.parametrize("seed", [4, 9])
 def test_generations_of_images_that_follow_each_other(tmp_path, seed):
     program = chain.build(tmp_path)
     with Rekindle(REKINDLE_TUNING=CHECKED) as rekindle:

@@ -24,7 +24,8 @@ WAYS = {"direct": (), "host": ("--rounds", 2)}
 # Until the program is told to go on there, it goes on where it was.
 AHEAD = ["migrate-draining", "migrate-round"]
 BEFORE = ["migrate-begun", "migrate-quiesced", "migrate-saved", "migrate-restored", "migrate-parted", "migrate-handed-over"]
-STEPS = [(point, "host") for point in AHEAD] + [(point, way) for way in WAYS for point in BEFORE]
+# The ways are two in how memory is saved and restored; all else is the same.
+STEPS = [(point, "host") for point in [*AHEAD, "migrate-saved", "migrate-restored"]] + [(point, "direct") for point in BEFORE]
 
 
 def start(rekindle):
@@ -120,7 +121,7 @@ def test_no_request_fails_over_ten_moves(rekindle):
     over, counted = threading.Event(), []
 
     def ask():
-        while not over.is_set():
+        while not over.wait(0.005):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
             connection.request("GET", "/")
             answer = connection.getresponse()
@@ -159,7 +160,7 @@ def test_a_step_that_fails_leaves_it_where_it_was(point, way):
         end(rekindle)
 
 
-@pytest.mark.parametrize(("point", "way"), [*STEPS, *(("migrate-resumed", way) for way in WAYS)])
+@pytest.mark.parametrize(("point", "way"), [*STEPS, ("migrate-resumed", "direct")])
 def test_a_daemon_that_is_killed_leaves_one_program(point, way):
     with Rekindle() as rekindle:
         start(rekindle)

@@ -30,7 +30,7 @@ class Client(threading.Thread):
     def run(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
-            while not self.stop.is_set():
+            while not self.stop.wait(0.005):
                 connection.request("GET", "/")
                 int(connection.getresponse().read())
                 self.answered += 1

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import http.client
 import os
+import random
 import signal
 import socket
 import struct
@@ -272,13 +273,23 @@ def test_who_comes_while_a_program_is_brought_back_after_a_failure_waits_for_it(
         connect(port)
 
 
+def is_free(port):
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_a_port_is_published_once(rekindle):
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    # Of those that nobody is given who asks for any.
+    with socket.create_server(("127.0.0.1", random.randint(20000, 32000))) as other:
         taken = other.getsockname()[1]
         publish = ("--network", "private", "-p", f"127.0.0.1:{taken}:8000", "--", *SERVER)
         message = fails(rekindle, "run", "-d", "--name", "late", *publish).message
         assert f"port {taken} " in message and f"process {os.getpid()} (" in message
     assert [row["name"] for row in rekindle.sandboxes()] == []
+    rekindle.wait(lambda: is_free(taken), "the port to be free")
     (port,) = start(rekindle, "first", *SERVER, ports=(f"127.0.0.1:{taken}:8000",))
     assert port == taken
     for again in (f"{taken}:8000", f"127.0.0.1:{taken}:9000"):

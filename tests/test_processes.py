@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rekindle import CommandError, Rekindle
 from test_bad_input import kill_daemon
+from test_ipc import Scene as Relays
 
 COUNTERS = Path(__file__).parent / "processes/counters.py"
 
@@ -237,17 +238,23 @@ def test_a_full_disk_leaves_them_running(after):
         scene.goes_on("a")
 
 
-def test_what_takes_a_single_process_is_refused_before_anything_is_touched(rekindle):
-    scene = Scene(rekindle).begin("a")
-    with pytest.raises(CommandError, match="has 2 processes that use the GPU .* and only a program with one can be migrated; .*restore"):
-        rekindle("migrate", "a", "--gpu", "emulated:count=1")
-    scene.goes_on("a")
-    assert len(scene.workers("a")) == 2
-    rekindle("checkpoint", "a", "--to", "x", "--stop")
-    for words, wanted in {("profile", "x", "--", "true"): "profiled", ("restore", "x", "--share", "team"): "restored into shared contexts"}.items():
-        with pytest.raises(CommandError, match=f"has 2 processes that used the GPU, and only one with a single such process can be {wanted}"):
-            rekindle(*words)
-    assert len(rekindle.sandboxes()) == 1
+def test_each_is_profiled():
+    with Rekindle(REKINDLE_HOST_CACHE="64M", REKINDLE_GPU_CACHE="64M") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        before = scene.steps("a")
+        profile = json.loads(rekindle("profile", "--json", "x", "--", "sleep", 1))
+        halves = json.loads((rekindle.state / "store/images/x/manifest.json").read_text())["halves"]
+        assert len(halves) == 2 and {part.split("/")[0] for part in profile["parts"]} == {str(half) for half in halves}
+        for half in halves:
+            known = json.loads((rekindle.state / f"store/images/x/half@{half}/load-order.json").read_text())
+            assert [f"{half}/{part}" for part in known["parts"]] == [part for part in profile["parts"] if part.startswith(f"{half}/")]
+        # Of each the numbers are written to, and what is there and no more is not.
+        assert {name.split("/")[0] for name in profile["unwritten"]} <= {str(half) for half in halves}
+        rekindle.wait(lambda: not [row for row in rekindle.sandboxes() if row["pid"]], "the end of what was profiled")
+        rekindle("verify", "x")
+        rekindle.restore("x", "b")
+        scene.follows("b", before)
 
 
 @pytest.mark.parametrize("level", ["gpu", "host", "disk"])
@@ -330,11 +337,82 @@ def test_all_wake_though_the_daemon_dies_meanwhile(point):
         rekindle.wait(lambda: len(scene.workers("a")) == 2, "the end of what kept them")
 
 
-def test_programs_that_share_contexts_have_a_single_process_in_an_image(rekindle):
-    scene = Scene(rekindle).begin("a", "--share", "team")
-    with pytest.raises(CommandError, match="2 processes .* only a program with one can be checkpointed while it shares contexts"):
+def contexts(rekindle):
+    return {context["pid"] for context in rekindle.json("ps")["contexts"]}
+
+
+def test_all_are_clients_of_one_shared_context(rekindle):
+    scene = Scene(rekindle, 3).begin("a", "--share", "team")
+    other = Scene(rekindle, 2).begin("other", "--share", "team")
+    (context,) = contexts(rekindle)
+    assert set(scene.workers("a")) == set(other.workers("other")) == {context}
+    rekindle("checkpoint", "a", "--to", "going", "--leave-running")
+    for scene_of, name in ((scene, "a"), (other, "other")):
+        scene_of.goes_on(name)
+    assert rekindle.json("checkpoint", "a", "--to", "x", "--stop")["gpu_processes"] == 3
+    before = scene.steps("a")
+    # With the others again, alone, and with others once it was alone.
+    rekindle("restore", "x", "--name", "b", "--share", "team", "--gpu", rekindle.gpu, "-d")
+    scene.follows("b", before)
+    assert set(scene.workers("b")) == {context}
+    rekindle.restore("x", "c")
+    scene.follows("c", before)
+    assert context not in scene.workers("c") and len(scene.workers("c")) == 3
+    rekindle("sleep", "c")
+    scene.goes_on("c")
+    rekindle("shutdown")
+    rekindle("checkpoint", "c", "--to", "y", "--stop")
+    before = scene.steps("c")
+    rekindle("kill", "b")
+    rekindle("restore", "y", "--name", "d", "--share", "team", "--gpu", rekindle.gpu, "-d")
+    scene.follows("d", before)
+    assert set(scene.workers("d")) == {context}
+    other.goes_on("other")
+    # A second instance of the same addresses finds no room there.
+    rekindle("restore", "y", "--name", "e", "--share", "team", "--gpu", rekindle.gpu, "-d")
+    scene.follows("e", before)
+    assert context not in scene.workers("e") and len(set(scene.workers("e"))) == 1
+
+
+def test_shared_memory_of_programs_in_a_shared_context_comes_back(rekindle):
+    scene = Relays(rekindle, 3).begin("a", "--share", "team")
+    (context,) = contexts(rekindle)
+    rekindle("checkpoint", "a", "--to", "x", "--stop")
+    before = scene.steps("a")
+    rekindle("restore", "x", "--name", "b", "--share", "team", "--gpu", rekindle.gpu, "-d")
+    scene.follows("b", before)
+    assert set(rekindle.sandbox("b")["workers"]) == {context}
+
+
+@pytest.mark.parametrize("point", ["quiesced", "saved"])
+def test_a_shared_context_that_ends_in_a_checkpoint_is_named(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        Scene(rekindle).begin("a", "--share", "team")
+        (context,) = contexts(rekindle)
+        checkpoint = rekindle.begin("checkpoint", "a", "--to", "x", "--stop")
+        rekindle.reached(point)
+        os.kill(context, signal.SIGKILL)
+        rekindle.let_go(point)
+        with pytest.raises(CommandError, match="the GPU worker ended while it was to"):
+            checkpoint.end()
+        assert rekindle.json("images")["images"] == []
+        rekindle.wait_end("a")
+        rekindle.wait(lambda: contexts(rekindle) == set(), "nothing to be left")
+
+
+def test_a_restore_into_a_shared_context_that_ends_begins_again():
+    with Rekindle(REKINDLE_FAULT="restore-complete:hang") as rekindle:
+        scene = Scene(rekindle).begin("a", "--share", "team")
+        (context,) = contexts(rekindle)
         rekindle("checkpoint", "a", "--to", "x", "--stop")
-    scene.goes_on("a")
+        before = scene.steps("a")
+        restore = rekindle.begin("restore", "x", "--name", "b", "--share", "team", "-d")
+        rekindle.reached("restore-complete")
+        os.kill(context, signal.SIGKILL)
+        rekindle.let_go("restore-complete")
+        restore.end()
+        scene.follows("b", before)
+        assert len(set(scene.workers("b"))) == 1
 
 
 def test_the_next_daemon_knows_all_of_them(rekindle):

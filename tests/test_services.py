@@ -435,6 +435,40 @@ def test_a_service_that_drains_answers_what_it_has_and_no_more(rekindle):
     assert "web" in fails(rekindle, "scale", "web", "--max", 2).message
 
 
+@pytest.mark.parametrize("point", ["sleep-saved", "sleep-ready"])
+def test_a_request_that_comes_while_an_instance_falls_asleep_wakes_it(point):
+    with begun(REKINDLE_FAULT=f"{point}:hang") as rekindle, ThreadPoolExecutor() as threads:
+        web = Web(rekindle, "--idle", "10ms", "--idle-end", "1h")
+        rekindle.reached(point)
+        web.come_to("falling-asleep")
+        asked = threads.submit(web.get)
+        rekindle.wait(lambda: web.shown()["queued"] == 1, "the request to wait")
+        assert web.stages() == ["falling-asleep"]
+        rekindle.let_go(point)
+        # No other one was started, which would count anew.
+        assert asked.result()["count"] == 2
+        assert [web.get()["count"] for _ in range(30)] == list(range(3, 33))
+        assert [row["name"] for row in rekindle.sandboxes() if row["name"].startswith("web-")] == ["web-1"]
+
+
+def test_what_clients_look_up_about_functions_does_not_count(rekindle):
+    web = Web(rekindle)
+    web.get()
+    counts = lambda: {name: web.shown()[name] for name in ("served", "failed", "refused", "latency")}
+    before = counts()
+    assert before["served"] == 1
+    # The program knows of no such place, and says so.
+    status, headers, body = web.ask("/-/about")
+    assert (status, body) == (404, b"{}") and headers["X-Request-Id"]
+    assert counts() == before
+    # Whatever else is asked does.
+    assert web.ask("/-/about", "POST", b"")[0] == 200 and web.ask("/-/about/more")[0] == 404
+    assert counts()["served"] == 3
+    rekindle("drain", "web")
+    assert web.ask("/-/about")[0] == 503 and counts()["refused"] == 0
+    assert web.ask()[0] == 503 and counts()["refused"] == 1
+
+
 def test_what_cannot_be_served_is_said_in_a_sentence(rekindle):
     web = Web(rekindle, "--idle", "0s", "--idle-end", "0s")
 

@@ -33,7 +33,8 @@ def main():
         if os.readlink(sys.argv[1]) == "fill":
             break
         call("cuMemcpyDtoH", words.ctypes.data, buffer, BYTES)
-        found = set(np.unique(words).tolist())
+        # All words are one number if these two are.
+        found = sorted({int(words.min()), int(words.max())})
         call("cuMemsetD32", buffer, step, BYTES // 4)
         print("step", step, "found", *found, flush=True)
     call("cuMemAlloc", int(sys.argv[2]))

@@ -5,13 +5,17 @@ program prints `ready` and waits for the file named by its first argument; that 
 """
 
 import ctypes
+import hashlib
 import os
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
-from cuda.bindings import driver, nvrtc
+from cuda.bindings import driver
+
+# What was compiled once: the same few sources are asked for by program after program.
+COMPILED = Path(__file__).resolve().parents[2] / ".build/ptx"
 
 
 def check(result):
@@ -34,6 +38,22 @@ def open_device(index=0):
 
 
 def compile_ptx(source: str, *options) -> bytes:
+    what = hashlib.sha256(repr((driver.CUDA_VERSION, source, options)).encode()).hexdigest()
+    kept = COMPILED / what
+    if kept.exists():
+        return kept.read_bytes()
+    ptx = compiled(source, *options)
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    draft = COMPILED / f"{what}.{os.urandom(8).hex()}"
+    draft.write_bytes(ptx)
+    draft.rename(kept)
+    return ptx
+
+
+def compiled(source: str, *options) -> bytes:
+    # It is large, and most programs find what they need in `COMPILED`.
+    from cuda.bindings import nvrtc
+
     program = check(nvrtc.nvrtcCreateProgram(source.encode(), b"feature.cu", 0, [], []))
     options = [b"--gpu-architecture=compute_90", *options]
     (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -78,4 +78,4 @@ while True:
     if number and os.getppid() != root:
         os._exit(137)
     count += 1
-    time.sleep(0.005)
+    time.sleep(0.02)

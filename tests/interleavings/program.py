@@ -98,3 +98,4 @@ while True:
         call("cuMemFree_v2", buffer)
     assert count % 8 or same(weights, fixed), f"step {count}: weights"
     count += 1
+    time.sleep(0.005)

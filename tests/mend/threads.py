@@ -3,11 +3,12 @@
 import os
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 
 import numpy as np
-from work import N, Work, download, open_device
+from work import REST, N, Work, download, open_device
 
 KINDS = [["kernels", "uploads"], ["pinned_memory", "streams"], ["waits", "allocates", "graphs"]]
 
@@ -19,6 +20,7 @@ def run(directory, number, work):
         while not (directory / "stop").exists():
             getattr(work, kinds[step % len(kinds)])(step % 1000)
             step += 1
+            time.sleep(REST)
             if number == 0 and step % 10 == 9:
                 (directory / "steps").write_text(str(step))
         assert np.array_equal(download(work.on_a, N, np.uint32), work.a)

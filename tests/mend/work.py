@@ -1,6 +1,7 @@
 """Works on the GPU in every way that there is, and compares each step with the same beside it, until it is told to stop.
 
 `work.py DIRECTORY [KIND ...]`: it prints `ready`, and `ok` with the steps that it has taken once the file `stop` is there.
+Between steps it rests: tests have few processors between them.
 """
 
 import itertools
@@ -27,6 +28,7 @@ extern "C" __global__ void add(const unsigned *a, int n) {
 }
 """
 N = 2048
+REST = 0.002
 
 
 def mix(a, b, k):
@@ -141,6 +143,7 @@ def main(directory, *kinds):
         if step % 10 == 9:
             assert np.array_equal(download(work.on_a, N, np.uint32), work.a), step
             (directory / "steps").write_text(str(step))
+        time.sleep(REST)
         while (directory / "pause").exists() and not (directory / "stop").exists():
             time.sleep(0.002)
         if (directory / "stop").exists():
