@@ -4,6 +4,8 @@ SHELL := bash
 PYTHON := .venv/bin/python
 CARGO := cargo
 FUZZ_SECONDS ?= 60
+# Tests start Python thousands of times.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup build demo test unit system numba-suite model fuzz soak lint deny bench-gpu figures install clean
 

@@ -17,6 +17,14 @@ pub struct Copy3D {
     pub depth: u64,
 }
 
+impl Copy3D {
+    /// One run of bytes.
+    pub fn linear(to: u64, from: u64, bytes: u64) -> Copy3D {
+        let (to_pitch, to_slice, from_pitch, from_slice) = (bytes, bytes, bytes, bytes);
+        Copy3D { to, to_pitch, to_slice, from, from_pitch, from_slice, width: bytes, height: 1, depth: 1 }
+    }
+}
+
 /// A fill of `height` rows of `width` elements of `element` (1, 2 or 4) bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySet {

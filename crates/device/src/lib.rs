@@ -10,6 +10,7 @@ mod code;
 mod copy;
 mod info;
 mod launch;
+mod node;
 mod prepared;
 mod slice;
 mod tensor_map;
@@ -24,6 +25,7 @@ pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
 pub use copy::{Copy3D, MemorySet, ValueOperation};
 pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement, uuid_text};
 pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
+pub use node::NodeWork;
 pub use prepared::{Constants, Piece, PreparedCode};
 pub use slice::{PROGRAM_RANGE, Slice};
 pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
@@ -236,30 +238,8 @@ pub trait Device: Send + Sync {
     fn capture_end(&self, stream: Stream) -> Result<Graph>;
     fn capture(&self, stream: Stream) -> Result<Capture>;
     fn graph_create(&self) -> Result<Graph>;
-    fn graph_add_kernel(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        function: Function,
-        launch: &Launch,
-        parameters: &[u8],
-    ) -> Result<GraphNode>;
-    fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode>;
-    fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode>;
-    fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode>;
-    /// The graph takes a copy of the child as it is.
-    fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode>;
-    /// The device keeps `call` as long as the graph, or something made of it, has the node.
-    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode>;
-    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode>;
-    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode>;
-    /// The operations are done one after the other.
-    fn graph_add_values(
-        &self,
-        graph: Graph,
-        after: &[GraphNode],
-        operations: &[ValueOperation],
-    ) -> Result<GraphNode>;
+    /// Adds a node, behind others.
+    fn graph_add(&self, graph: Graph, after: &[GraphNode], work: NodeWork<'_>) -> Result<GraphNode>;
     /// A handle for one conditional node of the graph. `default` is what each launch begins with.
     fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64>;
     /// `kind` is `CUgraphConditionalNodeType`. The graphs are the bodies, empty, and belong to the node.
@@ -290,15 +270,6 @@ pub trait Device: Send + Sync {
     }
     /// No work uses it any more.
     fn array_destroy(&self, _array: Array) -> Result<()> {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    /// As [`Device::graph_add_copy`], from or to arrays.
-    fn graph_add_array_copy(
-        &self,
-        _graph: Graph,
-        _after: &[GraphNode],
-        _copy: &ArrayCopy<Array>,
-    ) -> Result<GraphNode> {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
     /// Asynchronous, as [`Device::copy_3d`].
