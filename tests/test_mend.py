@@ -211,11 +211,19 @@ def chance(rekindle, how, *options):
     rekindle("run", "-d", f"--mend={how}", "--name", "chance", "--gpu", rekindle.gpu, *options, "--", *command)
     assert rekindle.wait_lines("chance", 1) == ["ready"], rekindle.lines("chance")
     rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["on"], "mending to be on")
-    # An answer was given since the last copy was made.
-    rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["journal_bytes"] > 4000, "answers to be given")
-    (worker,) = rekindle.sandbox("chance")["workers"]
-    os.kill(worker, signal.SIGKILL)
-    return go
+    # A copy may be made between a look and the kill, and then nothing was answered since: the next loss tells.
+    for lost in range(5):
+        rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["journal_bytes"] > 4000, "answers to be given")
+        (worker,) = rekindle.sandbox("chance")["workers"]
+        os.kill(worker, signal.SIGKILL)
+        rekindle.wait(lambda lost=lost: has_been_lost(rekindle.sandbox("chance"), lost), "the loss to be noticed")
+        if how == "loose" or rekindle.sandbox("chance")["mending"]["mended"] <= lost:
+            return go
+    raise AssertionError("no answer came between a copy and any of five losses")
+
+
+def has_been_lost(row, mended):
+    return row["problem"] or row["mending"]["mended"] > mended or (row.get("recovery") or {}).get("recoveries")
 
 
 def test_what_comes_out_otherwise_is_told(rekindle):

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -158,3 +159,15 @@ def test_on_a_full_gpu_the_same_happens_without_a_limit(tmp_path):
         rekindle.wait_lines("large", 1)
         status, _, body = services.ask("a")
         assert status == 503 and b"MB of GPU memory and" in body, body
+
+
+def test_a_restore_waits_for_what_a_program_that_has_ended_gives_back(tmp_path):
+    with begun(REKINDLE_EMULATED=f"memory=100M,common={tmp_path / 'gpu'}", REKINDLE_FAULT="worker-ending:hang") as rekindle:
+        image(rekindle, "large", sys.executable, SERVER, "large", 8000, 60)
+        rekindle.reached("worker-ending")
+        restored = rekindle.begin("restore", "large", "--name", "again", "--gpu", rekindle.gpu, "-d")
+        time.sleep(0.3)
+        assert restored.process.poll() is None, "it was not waited for"
+        rekindle.let_go("worker-ending")
+        restored.end()
+        assert rekindle.sandbox("again")["state"] == "running"

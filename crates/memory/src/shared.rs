@@ -6,13 +6,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use rekindle_protocol::memory_file;
 
 /// So much gets its pages at once.
 const STEP: usize = 2 << 20;
 
-/// Written here, read by whoever has the descriptor that [`Shared::reader`] gives. Its size never changes.
+/// Written here, read by whoever has the descriptor that [`Shared::reader`] gives. Its size never changes: nobody else can write to it.
 ///
 /// It is mapped here: of those who write to a file by system calls the kernel lets in one at a time.
 pub struct Shared {
@@ -25,11 +24,7 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(bytes: u64) -> io::Result<Shared> {
-        let file =
-            File::from(memfd_create(c"rekindle-data", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
-        file.set_len(bytes)?;
-        let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        let file = memory_file::new(bytes)?;
         let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let memory = (length > 0).then(|| MmapOptions::new().len(length).map_raw(&file)).transpose()?;
         let populated = (0..length.div_ceil(STEP)).map(|_| AtomicBool::new(false)).collect();
@@ -52,8 +47,8 @@ impl Shared {
         for step in start / STEP..=(start + bytes.len() - 1) / STEP {
             self.populate(memory, step)?;
         }
-        // SAFETY: from here on to the end of the bytes all lies inside of the mapping, which nobody else unmaps; its file is
-        // sealed against becoming shorter.
+        // SAFETY: from here on to the end of the bytes all lies inside of the mapping, which nobody else unmaps; its file
+        // never becomes shorter.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_mut_ptr().add(start), bytes.len()) };
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use rekindle_protocol::fault;
 use rekindle_protocol::worker::Contents;
 
 use crate::arguments::{Arguments, Purpose};
@@ -109,6 +110,7 @@ fn serve_as(
                 dispatcher.blocks = image::blocks(&dispatcher.client, Contents::Saved);
             }
             let ended = dispatcher.run(&inbox, again);
+            let _ = fault::point("worker-ending");
             // What it has registered goes with the process; a driver that is asked would wait for work that may go on.
             std::mem::forget(dispatcher.client.ipc.end());
             inbox.refuse(match &ended {

@@ -1,14 +1,14 @@
 //! One memory of a cache, held by a descriptor for as long as the daemon lives or until it is dropped.
 //!
-//! Memory of the host is a memfd. Workers get a descriptor that can only be read through. Its pages are never given back
+//! Memory of the host is a file without a name. Workers get a descriptor that can only be read through. Its pages are never given back
 //! while workers may know them: a slot is filled anew in place, so that a GPU that has pinned them reads what is there.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use memmap2::{MmapOptions, MmapRaw};
+use rekindle_protocol::memory_file;
 use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory};
 
 use super::index::Slot;
@@ -23,11 +23,8 @@ pub struct Memory {
 
 impl Memory {
     pub fn of_host(number: u32, bytes: u64) -> io::Result<Memory> {
-        let file = File::from(memfd_create(c"rekindle-cache", MFdFlags::MFD_CLOEXEC)?);
-        file.set_len(bytes)?;
+        let file = memory_file::new(bytes)?;
         let mapping = MmapOptions::new().len(bytes as usize).map_raw(&file)?;
-        // Huge pages are filled and registered faster.
-        let _ = mapping.advise(Advice::HugePage);
         let descriptor = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into();
         Ok(Memory {
             described: CacheMemory { number, bytes, device: None },

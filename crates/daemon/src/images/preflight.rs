@@ -10,6 +10,7 @@ use crate::host::paths::Paths;
 use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
 use crate::images::metadata::ImageMetadata;
+use crate::workers::{Worker, leaving};
 
 /// Memory that a restore needs beside what the program had.
 const SPARE_MEMORY: u64 = 64 << 20;
@@ -52,6 +53,15 @@ pub fn check_machine(paths: &Paths, image: &Image, metadata: &ImageMetadata, mou
     }
     reasons.extend(metadata.inventory.check(mounts).iter().map(ToString::to_string));
     refuse(image, reasons)
+}
+
+/// A worker's state, again while its GPU has too little room and other workers are about to leave some.
+pub fn wait_for_room(worker: &Worker, image: &Image, status: Status) -> Result<Status> {
+    let needed = gpu_bytes(image)?;
+    let is_short = |status: &Result<Status>| {
+        status.as_ref().is_ok_and(|status| status.free_bytes.first().is_some_and(|free| *free < needed))
+    };
+    leaving::wait_while(Ok(status), is_short, || worker.status())
 }
 
 /// Checks the GPUs that a worker has found against those of the image.

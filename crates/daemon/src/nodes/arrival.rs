@@ -134,7 +134,9 @@ impl Arrival<'_> {
         if !metadata.clients.is_empty() {
             let worker = self.daemon.pool.spares.start(&gpu, Box::new(|_| ()))?;
             let status = worker.first_status();
-            let checked = status.and_then(|status| preflight::check_gpus(&image, &status));
+            let checked = status
+                .and_then(|status| preflight::wait_for_room(&worker, &image, status))
+                .and_then(|status| preflight::check_gpus(&image, &status));
             worker.kill();
             checked?;
         }

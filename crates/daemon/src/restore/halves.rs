@@ -161,6 +161,7 @@ impl<'a> Attempt<'a> {
     pub fn restore_gpu(&self, halves: &[(&Arc<Worker>, &Image)]) -> Result<Vec<GpuHalf>> {
         let Some((worker, _)) = halves.first() else { return Ok(Vec::new()) };
         let status = self.timeline.lane(GPU).time("worker start", || worker.first_status())?;
+        let status = preflight::wait_for_room(worker, self.image, status)?;
         let (caches, gpu) = (self.sandbox.caches(), self.sandbox.record().gpu);
         let status = caches.make_room(worker, &gpu, preflight::gpu_bytes(self.image)?, status)?;
         preflight::check_gpus(self.image, &status)?;

@@ -68,7 +68,7 @@ fn bring_up(
     recovery: &RecoveryState,
     clock: &Clock,
 ) -> Result<Vec<Phase>> {
-    preflight::check_gpus(image, &worker.status()?)?;
+    preflight::check_gpus(image, &preflight::wait_for_room(worker, image, worker.status()?)?)?;
     let start_us = clock.elapsed_us();
     let restored = gpu_half::replace(worker, image, &sandbox.run_directory)?;
     let loaded = wait(worker)?;

@@ -179,7 +179,8 @@ fn bring_up(
 ) -> Result<()> {
     let Some(first) = sleepers.first() else { return Ok(()) };
     let status = timeline.lane(GPU).time("worker start", || first.worker.first_status())?;
-    preflight::check_gpus(&Image::open(&asleep.image)?, &status)?;
+    let image = Image::open(&asleep.image)?;
+    preflight::check_gpus(&image, &preflight::wait_for_room(&first.worker, &image, status)?)?;
     // Contents too: the keepers are there until nothing more can go wrong.
     let clients = gpu_half::each(sleepers, |one| {
         bring_half(sandbox, one, timeline).inspect_err(|_| {

@@ -29,10 +29,12 @@ use crate::host::process;
 
 mod connection;
 pub mod gpu_half;
+pub mod leaving;
 mod spares;
 mod takeover;
 
 use connection::Connection;
+use leaving::Leaving;
 pub use spares::Spares;
 pub use takeover::TakeoverState;
 
@@ -114,6 +116,8 @@ pub struct Worker {
     owner: Mutex<Option<String>>,
     /// The addresses that its client keeps to, if it may share contexts.
     slice: OnceLock<Slice>,
+    /// Since it was told to end, until it has.
+    leaving: Mutex<Option<Leaving>>,
     /// What another one would go on from, if its loss is mended.
     held: Mutex<Option<Arc<TakeoverState>>>,
 }
@@ -253,6 +257,7 @@ impl Worker {
             shared: false,
             owner: Mutex::new(None),
             slice: OnceLock::new(),
+            leaving: Mutex::new(None),
             held: Mutex::new(None),
         }
     }
@@ -460,6 +465,7 @@ impl Worker {
         if self.ended().is_some() {
             return;
         }
+        self.leaves();
         let asked = self.ask_within("shut down", ask::Shutdown {}, &[], Some(Duration::from_secs(5)));
         if asked.is_err() && self.ended().is_none() && self.pid() > 0 && !self.shared {
             let _ = nix::sys::signal::kill(
@@ -475,11 +481,20 @@ impl Worker {
         if self.shared {
             self.shut_down();
         } else if self.ended().is_none() && self.pid() > 0 {
+            self.leaves();
             let pid = nix::unistd::Pid::from_raw(self.pid());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
         while self.ended().is_none() && began.elapsed() < KILL_LIMIT {
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Its process is about to end, and what it has of its GPU is free then.
+    fn leaves(&self) {
+        let ended = lock(&self.ended);
+        if ended.is_none() && !self.shared {
+            lock(&self.leaving).get_or_insert_with(Leaving::begin);
         }
     }
 
@@ -508,6 +523,7 @@ impl Worker {
     fn note_end(&self, how: String) {
         log::info!("worker at {} (pid {}): {how}", self.address().socket.display(), self.pid());
         *lock(&self.ended) = Some(how);
+        lock(&self.leaving).take();
         let on_end = lock(&self.on_end).take();
         if let Some(on_end) = on_end {
             on_end(self);

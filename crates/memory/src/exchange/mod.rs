@@ -10,7 +10,6 @@
 //! undone if that goes away ([`conversation`]). All of it ends with this process; what takers have mapped stays theirs.
 
 mod conversation;
-mod host;
 mod item;
 mod moves;
 mod room;
@@ -223,6 +222,7 @@ fn random() -> std::io::Result<String> {
 mod tests {
     use super::*;
     use moves::Move;
+    use rekindle_protocol::memory_file;
     use room::RoomRequest;
 
     const MB: u64 = 1 << 20;
@@ -239,7 +239,7 @@ mod tests {
         let Ok(RoomRequest::Room(room)) = exchange.reserve(&put.gpu, put.room) else {
             panic!("there is room")
         };
-        exchange.keep(put, host::memory(MB).unwrap(), room).unwrap()
+        exchange.keep(put, memory_file::filled(MB).unwrap().into(), room).unwrap()
     }
 
     fn moved(exchange: &Arc<Exchange>) -> Option<Move> {
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(counts(&exchange), (2, 0, 2 * MB, MB));
         let Ok(Found::Host(back)) = exchange.get("app:a", &second) else { panic!("it is on the host") };
         let Ok(RoomRequest::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
-        let holder = back.kept("g", host::memory(MB).unwrap(), room);
+        let holder = back.kept("g", memory_file::filled(MB).unwrap().into(), room);
         assert_eq!(counts(&exchange), (2, 1, 4 * MB, 0));
         drop(holder);
         assert_eq!(counts(&exchange), (2, 0, 4 * MB, 0));

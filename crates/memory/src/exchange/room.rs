@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::memory_file;
 
 use super::item::ArrayLocation;
 use super::moves::Move;
-use super::{Exchange, ExchangeState, duplicate, host, item};
+use super::{Exchange, ExchangeState, duplicate, item};
 
 /// Room on a GPU that was promised, until it is dropped.
 pub struct GpuRoom {
@@ -108,7 +109,7 @@ impl Exchange {
         if used.saturating_add(bytes) > most {
             return Err(refused(format!("arrays may have {most} bytes there, and have {used}")));
         }
-        let to = host::memory(bytes).map_err(|error| refused(error.to_string()))?;
+        let to = memory_file::filled(bytes).map_err(|error| refused(error.to_string()))?.into();
         let (ArrayLocation::Gpu { memory, .. } | ArrayLocation::Host { memory }) = &item.location;
         let from = duplicate(memory)?;
         item.moving = true;

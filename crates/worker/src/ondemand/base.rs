@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Access, Device, Result, Stream};
+use rekindle_protocol::memory_file;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, Room};
 use crate::host_memory::HostMemory;
-use crate::successor;
 
 /// Where each row begins is a multiple of this.
 const ALIGNMENT: u64 = 512;
@@ -151,8 +151,7 @@ impl BaseMemory {
                 Ok(BaseMemory { memory: BaseStorage::Device(room), descriptor })
             }
             Err(CUDA_ERROR_OUT_OF_MEMORY) => {
-                let file = successor::memory_file(&[]).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-                file.set_len(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+                let file = memory_file::new(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
                 BaseMemory::on_host(&device, bytes, file.into())
             }
             Err(code) => Err(code),

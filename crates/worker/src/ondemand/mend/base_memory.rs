@@ -3,14 +3,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use nix::fcntl::posix_fallocate;
 use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
 use rekindle_device::{Access, Device, Memory, Result};
+use rekindle_protocol::memory_file;
 
 use crate::client::Client;
 use crate::host_memory::HostMemory;
 use crate::memory::Space;
-use crate::successor;
 
 /// So much of a GPU's memory is left to others.
 const LEFT_TO_OTHERS: u64 = 16;
@@ -60,9 +59,7 @@ impl BaseMemory {
         if !host_has(bytes) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let file = successor::memory_file(&[]).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        // A store there would end the process without it.
-        posix_fallocate(&file, 0, bytes as libc::off_t).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let file = memory_file::filled(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         BaseMemory::on_host(device, bytes, file.into())
     }
 
