@@ -4,6 +4,8 @@ SHELL := bash
 PYTHON := .venv/bin/python
 CARGO := cargo
 FUZZ_SECONDS ?= 60
+# Tests wait more than they compute.
+TESTS_AT_ONCE ?= $(shell expr 3 '*' $$(nproc))
 # Tests start Python thousands of times.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -29,8 +31,8 @@ unit: setup build ## Tests of the crates
 
 system: setup build ## Whole programs through the real binaries, on the emulated GPU
 	scripts/chromium || echo "tests with a browser will be skipped" >&2
-	$(PYTHON) -m pytest tests -q -n 3 --dist worksteal
-	$(PYTHON) -m pytest python/tests -q -n 3 --dist worksteal
+	$(PYTHON) -m pytest tests -q -n $(TESTS_AT_ONCE) --dist worksteal
+	$(PYTHON) -m pytest python/tests -q -n $(TESTS_AT_ONCE) --dist worksteal
 
 numba-suite: setup build ## All of numba-cuda's own tests; writes their table in docs/compatibility.md
 	$(PYTHON) tests/numba_suite/run.py

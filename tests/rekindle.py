@@ -80,6 +80,8 @@ class Rekindle:
             REKINDLE_FAULT_MARKS=str(self.marks),
             **environment,
         )
+        # NumPy's threads would spin on processors that other tests need.
+        self.environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         # A line is one write, so that a checkpoint never finds half of one written.
         self.environment.pop("PYTHONUNBUFFERED", None)
         # Programs are started again and again: what they import is compiled once.

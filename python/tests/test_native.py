@@ -478,10 +478,14 @@ def test_many_calls_leave_nothing_behind(natives):
     descriptors, memory, on_gpu = settled()
     for _ in range(5):
         some(200)
-    again, more, on_gpu_again = settled()
+
+    def is_as_before():
+        """What the call that keeps it awake had of the GPU goes a moment after its answer."""
+        again, more, on_gpu_again = settled()
+        return again <= descriptors and on_gpu_again <= on_gpu and more < memory + 4096
+
+    natives.rekindle.wait(is_as_before, "it to have no more than at first, but 4 MB that the allocator keeps", limit=20)
     assert natives.pid("many") == pid, "it is one and the same runner"
-    assert (again, on_gpu_again) == (descriptors, on_gpu)
-    assert more < memory + 4096, "kB, which the allocator keeps"
 
 
 MANIFESTS = [

@@ -38,8 +38,8 @@ pub(crate) fn collect(layout: &Layout, disk: &Disk) -> Result<Collected> {
     let _publishing_waits = Guard::alone(disk, &layout.collect_lock())?;
     let wanted = referenced(layout)?;
     let mut collected = Collected::default();
-    for first in 0..=u8::MAX {
-        for path in list(&layout.shelf(first))? {
+    for shelf in (0..=u8::MAX).map(|first| layout.shelf(first)).filter(|shelf| is_there(shelf)) {
+        for path in list(&shelf)? {
             if path.file_name().is_some_and(|name| wanted.contains(&*name.to_string_lossy())) {
                 collected.kept += 1;
                 continue;

@@ -331,11 +331,15 @@ impl Draft {
 
     fn publish(&self, manifest: &Manifest, chunks: &[ChunkRef]) -> Result<Image> {
         let _collecting_waits = Guard::shared(&self.disk, &self.layout.collect_lock())?;
+        let shelves: Vec<u8> =
+            chunks.iter().map(|chunk| chunk.hash.bytes()[0]).collect::<BTreeSet<_>>().into_iter().collect();
+        for first in &shelves {
+            self.disk.create_dir(&self.layout.shelf(*first))?;
+        }
+        self.disk.sync_dir(&self.layout.chunks())?;
         for chunk in chunks {
             self.shelve(chunk)?;
         }
-        let shelves: Vec<u8> =
-            chunks.iter().map(|chunk| chunk.hash.bytes()[0]).collect::<BTreeSet<_>>().into_iter().collect();
         pool::map(SYNCS, shelves.len(), || (), |(), at| self.disk.sync_dir(&self.layout.shelf(shelves[at])))?;
         self.disk.remove_tree(&self.path().join(CHUNKS))?;
         self.disk.sync_dir(self.path())?;

@@ -111,10 +111,9 @@ impl Store {
         for directory in [layout.chunks(), layout.images(), layout.staging()] {
             disk.create_dir(&directory)?;
         }
-        for first in 0..=u8::MAX {
-            disk.create_dir(&layout.shelf(first))?;
+        for shelf in (0..=u8::MAX).map(|first| layout.shelf(first)).filter(|shelf| is_there(shelf)) {
+            bounded::check_directory(&shelf)?;
         }
-        disk.sync_dir(&layout.chunks())?;
         disk.sync_dir(&root)?;
         let mut store = Store { layout, disk, abandoned: Vec::new() };
         store.abandoned = store.sweep()?;
