@@ -71,7 +71,11 @@ pub fn show(sandbox: &Arc<Sandbox>, request: &LogRequest, reply: &Reply<'_>) -> 
         // Asked before reading: what was printed before the end is then read before it is acted on.
         let goes_on = request.follow && (sandbox.is_live() || sandbox.record().goes_on());
         match &mut lines {
-            None => send_bytes(&file, &mut from, u64::MAX, |_, bytes| Ok(reply.output(bytes.to_vec())?))?,
+            None => {
+                // A program may print faster than this is shown.
+                let size = file.metadata().map_err(failed)?.len();
+                send_bytes(&file, &mut from, size, |_, bytes| Ok(reply.output(bytes.to_vec())?))?;
+            }
             Some(lines) => send_lines(&sandbox, &file, &mut from, lines, reply)?,
         }
         if !goes_on || reply.is_gone() {
