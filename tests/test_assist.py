@@ -35,6 +35,8 @@ def goes_on(rekindle, expected, name="program"):
 def test_areas_are_known_before_a_program_stands_still(tmp_path):
     with Rekindle() as rekindle:
         start(rekindle, tmp_path / "order")
+        # Each thread is asked some twenty things.
+        assert counts(take(rekindle, "image"))["answers known"] > 15
         # Python may take memory in that very moment, and `maps` is another then.
         assert any(counts(take(rekindle, f"image-{number}"))["areas known"] == 1 for number in range(4))
         goes_on(rekindle, "in")
@@ -48,7 +50,7 @@ def test_attributes_are_there_after_a_restore(tmp_path, assist):
         change(rekindle, tmp_path / "order", "left out")
         report = take(rekindle, "image")
         if assist == "off":
-            assert counts(report) == {"areas known": 0}
+            assert counts(report) == {"areas known": 0, "answers known": 0}
         rekindle("kill", "program")
         rekindle.restore("image", "again")
         goes_on(rekindle, "left out", "again")

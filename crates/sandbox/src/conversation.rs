@@ -81,7 +81,7 @@ impl Service {
         keep.push(theirs.as_raw_fd());
         let mut command = Command::new(program);
         command.args(args).arg("swrk").arg(theirs.as_raw_fd().to_string());
-        let scans = matches!(tracer, Some(TracerMode::Here { hides_unwritten: true }));
+        let scans = matches!(tracer, Some(TracerMode::Here { hides_unwritten: true, .. }));
         keep.extend(assist.iter().flat_map(|assist| assist.descriptors()));
         let filter = tracer.map(|mode| Ok((mode, tracer::pair()?))).transpose().map_err(failed)?;
         let filter_to = filter.as_ref().map(|(_, (_, to))| to.as_raw_fd());

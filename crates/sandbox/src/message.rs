@@ -227,4 +227,7 @@ pub struct DumpStats {
     /// The processes whose areas were known before they stood still.
     #[serde(default)]
     pub known_areas: u64,
+    /// Its questions about threads that were answered before it asked.
+    #[serde(default)]
+    pub known_answers: u64,
 }

@@ -55,10 +55,15 @@ impl ConnectionPolicy {
     }
 }
 
-/// Severs the connections to others in the dump in `images`, while the program `pids` stands still; `stays` is whether
-/// it goes on.
-pub fn sever(images: &Path, pids: &[i32], taken: ConnectionPolicy, stays: bool) -> Result<(), String> {
-    let inside = connections::inside(pids);
+/// Severs the connections to others in the dump in `images`, while the program `pids` stands still; `inside` are those with
+/// [itself](connections::inside), `stays` is whether it goes on.
+pub fn sever(
+    images: &Path,
+    pids: &[i32],
+    inside: &BTreeSet<u64>,
+    taken: ConnectionPolicy,
+    stays: bool,
+) -> Result<(), String> {
     if taken == ConnectionPolicy::LeftAlone && !inside.is_empty() {
         return Err("the program connected to itself in this very moment; take it again".into());
     }
@@ -68,7 +73,7 @@ pub fn sever(images: &Path, pids: &[i32], taken: ConnectionPolicy, stays: bool) 
     }
     let path = images.join(FILES);
     let mut files = Entries::read(&path)?;
-    let severed = cut(&mut files, &inside);
+    let severed = cut(&mut files, inside);
     if severed.is_empty() {
         return Ok(());
     }

@@ -24,7 +24,7 @@ use crate::rpc::{self, Options};
 use crate::severed::{self, ConnectionPolicy};
 use crate::tracer::TracerMode;
 use crate::waiting::{POST_DUMP_STEP, STANDING_STEP, Waiting};
-use crate::{capability, devshm, ending, outputs, pages, unfit};
+use crate::{capability, connections, devshm, ending, outputs, pages, unfit};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -163,7 +163,13 @@ impl Tree {
             until_frozen = began.elapsed();
             self.keep_shared(spec.images_dir)?;
             let tree = process::tree(self.root);
-            severed::sever(spec.images_dir, &tree, connections, spec.leave_running)?;
+            severed::sever(
+                spec.images_dir,
+                &tree,
+                &connections::inside(&tree),
+                connections,
+                spec.leave_running,
+            )?;
             let frozen = Frozen { cpu: Cpu::Tree(self), images_dir: spec.images_dir, init: None };
             let done = on_frozen.take().map_or(Ok(()), |hook| hook(&frozen)).map_err(Into::into);
             frozen_step = began.elapsed() - until_frozen;

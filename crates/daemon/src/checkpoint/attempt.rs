@@ -390,7 +390,11 @@ impl<'a> Attempt<'a> {
                 start_us: freezing_us,
                 duration_us: frozen_us.saturating_sub(freezing_us),
                 bytes: written,
-                counts: [("areas known".to_string(), report.stats.known_areas)].into(),
+                counts: [
+                    ("areas known".to_string(), report.stats.known_areas),
+                    ("answers known".to_string(), report.stats.known_answers),
+                ]
+                .into(),
                 ..Phase::default()
             }],
         );

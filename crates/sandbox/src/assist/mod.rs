@@ -3,13 +3,16 @@
 //! ```text
 //!  CRIU ── PAGEMAP_SCAN ─▶ the kernel, and what is hidden is left out at once: no tracer is asked
 //!       ── open smaps ───▶ areas, described before the program stood still, if they are those that there are
+//!       ── ptrace ───────▶ what the tracer has told of a thread that stands
 //! ```
 //!
 //! It comes before the C library (`LD_PRELOAD`) and shares memory with us. What it does not do, or a CRIU that it could not be
 //! loaded into, goes the way that the [filter](crate::tracer) makes.
 
+mod answers;
 mod areas;
 
+use std::cell::UnsafeCell;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,6 +21,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::MmapRaw;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+
+pub use answers::{Answer, Answers};
 
 /// Loaded into CRIU.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/in_criu.so"));
@@ -34,7 +39,12 @@ struct Shared {
     /// CRIU's pid; its children are nobody that this is for.
     criu: AtomicU32,
     hides_unwritten: AtomicU32,
+    /// How many requests of `ptrace` the library has answered.
+    answered: AtomicU32,
+    unused: AtomicU32,
     areas: [DescribedProcess; PROCESSES],
+    /// The tracer's to write.
+    threads: UnsafeCell<answers::Table>,
 }
 
 /// Where the areas of a process are described.
@@ -94,9 +104,18 @@ impl Assist {
         self.shared().criu.store(criu, Ordering::Release);
     }
 
+    /// How many requests of `ptrace` were answered there.
+    pub fn answered(&self) -> u64 {
+        self.shared().answered.load(Ordering::Relaxed).into()
+    }
+
+    fn table(&self) -> *mut answers::Table {
+        self.shared().threads.get()
+    }
+
     fn shared(&self) -> &Shared {
         // SAFETY: the mapping is longer than `Shared`, begins at a page, is there for as long as we are, and is zeros, which
-        // `Shared` may be. All of it is atomic, so it may be written from elsewhere.
+        // `Shared` may be. What is written from elsewhere is atomic, or in a cell.
         unsafe { &*self.memory.as_ptr().cast() }
     }
 }
@@ -108,7 +127,9 @@ mod tests {
     #[test]
     fn the_layout_is_that_of_the_library() {
         assert_eq!(std::mem::offset_of!(Shared, hides_unwritten), 4);
-        assert_eq!(std::mem::offset_of!(Shared, areas), 8);
+        assert_eq!(std::mem::offset_of!(Shared, answered), 8);
+        assert_eq!(std::mem::offset_of!(Shared, areas), 16);
+        assert_eq!(std::mem::offset_of!(Shared, threads), 16 + 24 * PROCESSES);
         assert_eq!(size_of::<DescribedProcess>(), 24);
     }
 }

@@ -24,7 +24,7 @@ use crate::rpc::{self, Options};
 use crate::severed::{self, ConnectionPolicy};
 use crate::tracer::TracerMode;
 use crate::waiting::{POST_DUMP_STEP, STANDING_STEP, Waiting};
-use crate::{devshm, outputs, process};
+use crate::{connections, devshm, outputs, process};
 
 /// CRIU's log, among the images.
 pub const DUMP_LOG: &str = "dump.log";
@@ -53,7 +53,7 @@ impl Prepared {
         let passed: Vec<_> = server.iter().map(AsRawFd::as_raw_fd).collect();
         let assist = dump.assist.then(|| Assist::new(dump.ahead)).flatten().map(Arc::new);
         let describing = assist.clone().map(|assist| std::thread::spawn(move || assist.describe(tree)));
-        let tracer = TracerMode::Here { hides_unwritten: dump.ahead };
+        let tracer = TracerMode::Here { hides_unwritten: dump.ahead, assist: assist.clone() };
         let criu = Service::spawn(&dump.criu, &passed, Some(tracer), assist.as_deref())?;
         let waiting = Waiting::begin(criu, images.into(), request, connections)?;
         // What could not be described CRIU reads itself.
@@ -94,7 +94,8 @@ impl Prepared {
             now == connections && request(&dump, images_fd, server_fd, &tree, now) == asked
         });
         let find = move || LostNames::find(&process::tree(program.as_raw()));
-        let (mut is_same, mut is_another, mut finding) = (Some(is_same), false, None);
+        let inside = move || connections::inside(&process::tree(program.as_raw()));
+        let (mut is_same, mut is_another, mut finding, mut connected) = (Some(is_same), false, None, None);
         let changed = || assist.clone().map(|assist| std::thread::spawn(move || assist.changed()));
         let mut comparing = None;
         let mut check = || {
@@ -104,6 +105,7 @@ impl Prepared {
         let attended = waiting.attend(&course, &mut |step, steps| match step {
             STANDING_STEP => check().and_then(|()| daemon.ask_standing(patience)).map(|()| {
                 finding = Some(std::thread::spawn(find));
+                connected = Some(std::thread::spawn(inside));
                 comparing = changed();
             }),
             POST_DUMP_STEP => check()
@@ -116,7 +118,9 @@ impl Prepared {
                 })
                 .and_then(|()| {
                     let tree = process::tree(program.as_raw());
-                    severed::sever(&dir, &tree, connections, leave_running)
+                    let inside =
+                        connected.take().and_then(|thread| thread.join().ok()).unwrap_or_else(inside);
+                    severed::sever(&dir, &tree, &inside, connections, leave_running)
                 })
                 .and_then(|()| daemon.ask_frozen(patience, steps)),
             _ => Ok(()),
@@ -131,6 +135,7 @@ impl Prepared {
         let mut stats = stats.unwrap_or_default();
         if let Some(assist) = assist {
             stats.known_areas = assist.known() as u64;
+            stats.known_answers = assist.answered();
         }
         Ok(Some(stats))
     }

@@ -14,6 +14,7 @@
 //! CRIU's code in a program would take the end of its connection for the end of CRIU, and let the program go on while we
 //! look at it. So we accept the connection in CRIU's place, and keep it open.
 
+mod ahead;
 mod calls;
 mod filter;
 mod injection;
@@ -24,22 +25,26 @@ mod request;
 mod tracee;
 mod wait;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
+use crate::assist::Answers;
 use crate::ending::is_dying;
 use crate::process::{self, Handle, status_field};
 use calls::{Answer, Call, Listener, Memory};
-use request::{carry_out, changes};
+use request::{carry_out, changes, leaves_as_it_is};
 use tracee::{Before, Shared, Stop, Tracee};
 
 pub use filter::install_and_send;
 pub use injection::{PATIENCE, userfaultfd};
 pub use mode::{TRACER_ARGUMENT, Tracer, TracerMode, tracer_main};
+
+/// A CRIU that asks for nothing for so long has something else to do.
+const PAUSE_MS: u8 = 2;
 
 /// Traces for one CRIU.
 struct TracerState {
@@ -47,14 +52,17 @@ struct TracerState {
     criu: i32,
     handle: Handle,
     tracees: BTreeMap<i32, Tracee>,
-    /// By process.
+    /// By process: of those that CRIU has touched, and of others that stand.
     shared: BTreeMap<i32, Shared>,
+    untouched: BTreeMap<i32, Shared>,
     /// CRIU's sockets that it accepts connections on, by its numbers for them.
     listening: BTreeMap<i32, OwnedFd>,
     /// Its connections to its code.
     connections: Vec<OwnedFd>,
     /// Whether it is told of pages only that were written to since they were protected: others were copied ahead.
     hides_unwritten: bool,
+    /// Where CRIU has a library of ours: what that is told of threads that stand.
+    answers: Option<Answers>,
 }
 
 /// Whether a program had to be mended, and why that failed if it did.
@@ -66,16 +74,24 @@ pub struct Mended {
 
 /// Traces for `criu` until that has ended. What it still held is given back all that was changed, and let go of once the
 /// other end of `owner` is closed. SIGCHLD is to be blocked in this thread.
-fn stand(listener: OwnedFd, criu: i32, owner: &OwnedFd, hides_unwritten: bool) -> io::Result<Mended> {
+fn stand(
+    listener: OwnedFd,
+    criu: i32,
+    owner: &OwnedFd,
+    hides_unwritten: bool,
+    answers: Option<Answers>,
+) -> io::Result<Mended> {
     let mut stand = TracerState {
         listener: Listener::new(listener),
         criu,
         handle: Handle::open(criu)?,
         tracees: BTreeMap::new(),
         shared: BTreeMap::new(),
+        untouched: BTreeMap::new(),
         listening: BTreeMap::new(),
         connections: Vec::new(),
         hides_unwritten,
+        answers,
     };
     while stand.serve()? {}
     let mended = stand.mend();
@@ -94,8 +110,13 @@ impl TracerState {
     fn serve(&mut self) -> io::Result<bool> {
         let fds = [self.handle.as_fd(), self.listener.as_fd()];
         let mut polled = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        match poll(&mut polled, PollTimeout::NONE) {
+        let limit = if self.is_all_looked_at() { PollTimeout::NONE } else { PollTimeout::from(PAUSE_MS) };
+        match poll(&mut polled, limit) {
             Err(nix::Error::EINTR) => return Ok(true),
+            Ok(0) => {
+                self.look_ahead();
+                return Ok(true);
+            }
             other => other?,
         };
         let [ended, told] = polled.map(|fd| fd.revents().unwrap_or(PollFlags::empty()));
@@ -109,6 +130,24 @@ impl TracerState {
             self.listener.answer(&call, &answer);
         }
         Ok(true)
+    }
+
+    fn is_all_looked_at(&self) -> bool {
+        let is_known =
+            |process: &i32| self.shared.contains_key(process) || self.untouched.contains_key(process);
+        self.tracees.values().all(|tracee| is_known(&tracee.process))
+    }
+
+    /// CRIU has something else to do for a while, as it has once all stand: takes what it will touch, which takes milliseconds
+    /// where there are thousands of areas.
+    fn look_ahead(&mut self) {
+        let processes: BTreeSet<i32> = self.tracees.values().map(|tracee| tracee.process).collect();
+        for process in processes.difference(&self.shared.keys().copied().collect()) {
+            let stands = |thread: &i32| self.tracees.get(thread).is_some_and(|tracee| tracee.stop.is_some());
+            if process::threads(*process).iter().all(stands) {
+                self.untouched.entry(*process).or_insert_with(|| Shared::take(*process));
+            }
+        }
     }
 
     /// None where nobody waits for it any more.
@@ -180,8 +219,14 @@ impl TracerState {
             return Ok(Answer::Value(done));
         }
         let Some(tracee) = self.tracees.get_mut(&thread) else { return Ok(Answer::Kernel) };
+        if let Some(answers) = self.answers.as_ref().filter(|_| !leaves_as_it_is(request)) {
+            answers.forget(thread);
+            answers.forget_memory(address);
+        }
         if changes(request) && tracee.stop.is_some() {
-            let shared = self.shared.entry(tracee.process).or_insert_with(|| Shared::take(tracee.process));
+            let untouched = &mut self.untouched;
+            let take = || untouched.remove(&tracee.process).unwrap_or_else(|| Shared::take(tracee.process));
+            let shared = self.shared.entry(tracee.process).or_insert_with(take);
             if tracee.before.is_none() {
                 tracee.before = Some(Before::take(thread)?.into());
             }
@@ -193,6 +238,7 @@ impl TracerState {
         match request {
             libc::PTRACE_CONT | libc::PTRACE_SYSCALL | libc::PTRACE_SINGLESTEP | libc::PTRACE_LISTEN => {
                 tracee.stop = None;
+                self.untouched.remove(&tracee.process);
             }
             libc::PTRACE_SETOPTIONS => tracee.options = data,
             libc::PTRACE_DETACH => {
@@ -268,6 +314,10 @@ impl TracerState {
             self.tracees.remove(&thread);
         } else if let Some(tracee) = self.tracees.get_mut(&thread) {
             tracee.stop = Some(Stop::read(status));
+            if let Some(answers) = &mut self.answers {
+                let (memory, known) = ahead::answers(thread, tracee.before.is_none());
+                answers.tell(thread, memory, &known);
+            }
         }
     }
 

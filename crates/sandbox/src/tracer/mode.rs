@@ -8,20 +8,24 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use nix::sys::signal::{SigSet, Signal};
 
 use super::{Mended, receive, stand};
+use crate::assist::{Answers, Assist};
 
 /// The argument with which a tracer is run as a process.
 pub const TRACER_ARGUMENT: &str = "criu-tracer";
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum TracerMode<'a> {
     Here {
         /// Whether CRIU is told of pages only that were written to since they were protected.
         hides_unwritten: bool,
+        /// What CRIU has of ours, if it has that.
+        assist: Option<Arc<Assist>>,
     },
     /// By this command, to which the number of a descriptor is added.
     Process(&'a [OsString]),
@@ -45,9 +49,11 @@ impl Tracer {
     /// The ends are those of the pair by which the filter's descriptor was sent.
     pub fn start(mode: TracerMode<'_>, (from, owner): (OwnedFd, OwnedFd)) -> io::Result<Self> {
         let work = match mode {
-            TracerMode::Here { hides_unwritten } => {
+            TracerMode::Here { hides_unwritten, assist } => {
                 let thread = std::thread::Builder::new().name("tracer".into());
-                TracerHandle::Thread(thread.spawn(move || trace(&from, hides_unwritten))?)
+                TracerHandle::Thread(
+                    thread.spawn(move || trace(&from, hides_unwritten, assist.map(Answers::new)))?,
+                )
             }
             TracerMode::Process(command) => TracerHandle::Process(Self::process(command, from)?),
         };
@@ -94,11 +100,11 @@ impl Tracer {
 }
 
 /// Traces for the CRIU whose filter comes, if one does.
-fn trace(from: &OwnedFd, hides_unwritten: bool) -> Mended {
+fn trace(from: &OwnedFd, hides_unwritten: bool, answers: Option<Answers>) -> Mended {
     let mut told = SigSet::empty();
     told.add(Signal::SIGCHLD);
     let traced = told.thread_block().map_err(io::Error::from).and_then(|()| match receive(from)? {
-        Some((listener, criu)) => stand(listener, criu, from, hides_unwritten),
+        Some((listener, criu)) => stand(listener, criu, from, hides_unwritten, answers),
         None => Ok(Mended::default()),
     });
     let failed = |error| Mended { failed: Some(format!("tracing for CRIU: {error}")), ..Mended::default() };
@@ -115,7 +121,7 @@ pub fn tracer_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
     // A directory of the daemon's is not kept busy.
     let _ = nix::unistd::chdir("/");
     // SAFETY: the daemon made this descriptor for us and nothing else in this process knows it.
-    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) }, false);
+    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) }, false, None);
     let told = serde_json::to_vec(&mended).map_err(io::Error::from);
     // A daemon that is gone hears nothing.
     match told.and_then(|told| io::stdout().write_all(&told)) {

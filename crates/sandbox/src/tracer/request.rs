@@ -6,7 +6,7 @@ use super::calls::Memory;
 
 pub type Request = libc::c_uint;
 
-const SIGINFO: usize = size_of::<libc::siginfo_t>();
+pub const SIGINFO: usize = size_of::<libc::siginfo_t>();
 const USER_DESCRIPTOR: usize = 16;
 const MOST: usize = 1 << 20;
 /// A filter has so many instructions of 8 bytes at most.
@@ -14,13 +14,13 @@ const FILTER: usize = 4096 * 8;
 const METADATA: usize = 16;
 const ARCH_PRCTL: Request = 30;
 const SHADOW_STACK_STATUS: u64 = 0x5005;
-const GET_RSEQ_CONFIGURATION: Request = 0x420f;
+pub const GET_RSEQ_CONFIGURATION: Request = 0x420f;
 pub const SETSIGMASK: Request = 0x420b;
 pub const GETSIGMASK: Request = 0x420a;
-const PEEKSIGINFO: Request = 0x4209;
-const SECCOMP_GET_FILTER: Request = 0x420c;
-const SECCOMP_GET_METADATA: Request = 0x420d;
-const GET_THREAD_AREA: Request = 25;
+pub const PEEKSIGINFO: Request = 0x4209;
+pub const SECCOMP_GET_FILTER: Request = 0x420c;
+pub const SECCOMP_GET_METADATA: Request = 0x420d;
+pub const GET_THREAD_AREA: Request = 25;
 
 /// The kernel's own `ptrace`: a word that is peeked goes to where `data` points.
 pub fn ptrace(request: Request, pid: i32, address: u64, data: u64) -> io::Result<i64> {
@@ -29,7 +29,7 @@ pub fn ptrace(request: Request, pid: i32, address: u64, data: u64) -> io::Result
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
 }
 
-fn pointer(bytes: &mut [u8]) -> u64 {
+pub fn pointer(bytes: &mut [u8]) -> u64 {
     bytes.as_mut_ptr() as u64
 }
 
@@ -43,6 +43,28 @@ pub fn changes(request: Request) -> bool {
             | SETSIGMASK
             | libc::PTRACE_POKETEXT
             | libc::PTRACE_POKEDATA
+    )
+}
+
+/// Whether a thread that stands is as it was after it, but for what it does when it goes on.
+pub fn leaves_as_it_is(request: Request) -> bool {
+    matches!(
+        request,
+        libc::PTRACE_PEEKTEXT
+            | libc::PTRACE_PEEKDATA
+            | libc::PTRACE_PEEKUSER
+            | libc::PTRACE_GETEVENTMSG
+            | libc::PTRACE_GETREGS
+            | libc::PTRACE_GETFPREGS
+            | libc::PTRACE_GETSIGINFO
+            | libc::PTRACE_GETREGSET
+            | libc::PTRACE_SETOPTIONS
+            | GETSIGMASK
+            | GET_THREAD_AREA
+            | PEEKSIGINFO
+            | GET_RSEQ_CONFIGURATION
+            | SECCOMP_GET_FILTER
+            | SECCOMP_GET_METADATA
     )
 }
 
