@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 
+use crate::pages::PAGE;
+
 /// The request's number: that of the kernel's `ioctl`.
 pub const PAGEMAP_SCAN: u64 = 0xc060_6610;
 
@@ -142,7 +144,10 @@ impl Scan {
 
     /// All that is found, whatever room it takes.
     fn all(mut self, pagemap: &File) -> io::Result<Vec<Range<u64>>> {
-        let (mut room, mut out) = (vec![Region::default(); AT_ONCE], Vec::<Range<u64>>::new());
+        // Most that is asked about is an area of few pages.
+        let pages = (self.end - self.start) / PAGE + 1;
+        let most = usize::try_from(pages).map_or(AT_ONCE, |pages| pages.min(AT_ONCE));
+        let (mut room, mut out) = (vec![Region::default(); most], Vec::<Range<u64>>::new());
         while self.start < self.end {
             let found = match self.ask(pagemap, &mut room) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -201,7 +206,6 @@ pub fn unwritten(pagemap: &File) -> io::Result<Vec<Range<u64>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages::PAGE;
     use crate::protection::Protection;
 
     const PAGES: usize = 64;

@@ -35,6 +35,8 @@ pub struct Process {
     pub pages: PathBuf,
     /// Whether they lie there in an order that CRIU does not know.
     pub is_scattered: bool,
+    /// Where nothing may be touched.
+    guards: Vec<Range<u64>>,
     mm_path: PathBuf,
     mm: Entries,
     map_path: PathBuf,
@@ -78,7 +80,8 @@ impl Process {
         }
         let mut template = entries.first().cloned().unwrap_or_default();
         template.remove(PLACE.into());
-        Ok(Process { pid, areas, runs, pages, is_scattered, mm_path, mm, map_path, map, template })
+        let guards = guards(&areas);
+        Ok(Process { pid, areas, runs, pages, is_scattered, guards, mm_path, mm, map_path, map, template })
     }
 
     /// One that no dump has.
@@ -88,6 +91,7 @@ impl Process {
         let none = Entries::default();
         Process {
             pid: 1,
+            guards: guards(&areas),
             areas,
             runs,
             pages: nowhere.clone(),
@@ -107,9 +111,7 @@ impl Process {
 
     /// Whether a guard lies within the area.
     pub fn is_guarded(&self, area: &Area) -> bool {
-        self.areas.iter().any(|guard| {
-            guard.is_guard() && guard.span.start < area.span.end && area.span.start < guard.span.end
-        })
+        self.guards.iter().any(|guard| guard.start < area.span.end && area.span.start < guard.end)
     }
 
     /// Describes the memory as `self.areas` have it now, with `runs` as the pages to be read.
@@ -193,6 +195,10 @@ pub fn runs(entries: &[Message]) -> Option<(Vec<Run>, u64)> {
         most = most.max(at);
     }
     Some((runs, most))
+}
+
+fn guards(areas: &[Area]) -> Vec<Range<u64>> {
+    areas.iter().filter(|area| area.is_guard()).map(|area| area.span.clone()).collect()
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 use super::area::{Area, PAGE};
 use super::contents::{Base, Run, read_zero_filled, stretches};
@@ -30,6 +31,7 @@ use super::writers::set_of;
 const MOST_SETS: usize = 3;
 /// How much is compared at once.
 const BLOCK: u64 = 1 << 20;
+const MOST_THREADS: usize = 8;
 
 /// An area that maps a page file of the image that the program was restored from.
 pub struct Inherited {
@@ -104,10 +106,17 @@ pub fn plan(dumped: &[Dumped<'_>], holds: &HashMap<String, u64>) -> io::Result<V
 
 fn survey(dumped: &Dumped<'_>) -> io::Result<Survey> {
     let mut survey = Survey { changed: HashMap::new(), used: HashMap::new() };
-    for (&at, inherited) in dumped.inherited {
-        let area = &dumped.process.areas[at];
-        let changed = changed(area, &dumped.process.runs_of(area), dumped.pages, &inherited.base)?;
-        let had = filled(&area.span, &inherited.base)?;
+    let all: Vec<_> = dumped.inherited.iter().collect();
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS);
+    let looked = std::thread::scope(|scope| {
+        let parts = all.chunks(all.len().div_ceil(threads).max(1));
+        let threads: Vec<_> = parts.map(|part| scope.spawn(|| look_at(dumped, part))).collect();
+        let join = |thread: ScopedJoinHandle<'_, io::Result<Vec<Looked>>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect::<io::Result<Vec<_>>>()
+    })?;
+    for ((&at, inherited), Looked { changed, had }) in all.into_iter().zip(looked.into_iter().flatten()) {
         let bytes: u64 = changed.iter().map(length).sum();
         *survey.used.entry(set_of(&inherited.name).to_string()).or_default() += had.saturating_sub(bytes);
         survey.changed.insert(at, changed);
@@ -115,10 +124,32 @@ fn survey(dumped: &Dumped<'_>) -> io::Result<Survey> {
     Ok(survey)
 }
 
+/// What an area is beside its page file: the pages that have changed, and how many bytes that has for it.
+struct Looked {
+    changed: Vec<Run>,
+    had: u64,
+}
+
+fn look_at(dumped: &Dumped<'_>, areas: &[(&usize, &Inherited)]) -> io::Result<Vec<Looked>> {
+    let mut blocks = [vec![0; BLOCK as usize], vec![0; BLOCK as usize]];
+    let look = |(at, inherited): &(&usize, &Inherited)| {
+        let area = &dumped.process.areas[**at];
+        let changed =
+            changed(area, &dumped.process.runs_of(area), dumped.pages, &inherited.base, &mut blocks)?;
+        Ok(Looked { changed, had: filled(&area.span, &inherited.base)? })
+    };
+    areas.iter().map(look).collect()
+}
+
 /// The runs without the pages that are as they are in the file.
-fn changed(area: &Area, runs: &[Run], pages: &File, base: &Base) -> io::Result<Vec<Run>> {
+fn changed(
+    area: &Area,
+    runs: &[Run],
+    pages: &File,
+    base: &Base,
+    [now, before]: &mut [Vec<u8>; 2],
+) -> io::Result<Vec<Run>> {
     let mut changed: Vec<Run> = Vec::new();
-    let (mut now, mut before) = (vec![0; BLOCK as usize], vec![0; BLOCK as usize]);
     for run in runs {
         let mut at = run.memory.start;
         while at < run.memory.end {

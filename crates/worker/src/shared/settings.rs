@@ -1,4 +1,4 @@
-//! What can be set of the link's scheduler: `off`, or `piece=2M,window=12M`.
+//! What can be set of the link's scheduler: `off`, or `piece=4M,window=16M`.
 
 /// The environment variable that says it.
 const VARIABLE: &str = "REKINDLE_LINK";
@@ -13,7 +13,7 @@ pub(crate) struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { piece: 2 << 20, window: 12 << 20 }
+        Settings { piece: 4 << 20, window: 16 << 20 }
     }
 }
 
@@ -28,7 +28,7 @@ impl Settings {
             return Ok(None);
         }
         let wrong =
-            || format!("{VARIABLE} is {text:?}; set it to off, or to sizes such as piece=2M,window=12M");
+            || format!("{VARIABLE} is {text:?}; set it to off, or to sizes such as piece=4M,window=16M");
         let mut settings = Settings::default();
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
