@@ -14,6 +14,8 @@ use crate::workers::{Worker, leaving};
 
 /// Memory that a restore needs beside what the program had.
 const SPARE_MEMORY: u64 = 64 << 20;
+/// Of what a restore takes of a GPU, such a part more is waited for where it is about to come.
+const SPARE_PART: u64 = 8;
 
 /// Checks all that needs no GPU, for a program that will see `mounts`.
 pub fn check_machine(paths: &Paths, image: &Image, metadata: &ImageMetadata, mounts: &Mounts) -> Result<()> {
@@ -55,9 +57,11 @@ pub fn check_machine(paths: &Paths, image: &Image, metadata: &ImageMetadata, mou
     refuse(image, reasons)
 }
 
-/// A worker's state, again while its GPU has too little room and other workers are about to leave some.
+/// A worker's state, again while its GPU has too little room and other workers are about to leave some. Who begins with just
+/// as much as it needs may find it taken by another one, so there is to be more if it can be had.
 pub fn wait_for_room(worker: &Worker, image: &Image, status: Status) -> Result<Status> {
     let needed = gpu_bytes(image)?;
+    let needed = needed + needed / SPARE_PART;
     let is_short = |status: &Result<Status>| {
         status.as_ref().is_ok_and(|status| status.free_bytes.first().is_some_and(|free| *free < needed))
     };
