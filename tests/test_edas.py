@@ -29,7 +29,7 @@ def test_every_way_answers_every_request_rightly(tmp_path):
     out = tmp_path / "results.json"
     command = [sys.executable, ROOT / "benches/edas/run", "--out", out, "--bin", BINARIES, "--only", *names, "--ways", *ways]
     # The emulated GPU gives sandboxes pieces of 2 MB, so that what is little for the baselines is too little for any of them.
-    command += ["--seconds", 4, "--peak", 0.3, "--rates", 30, 300, "--limit-gb", 0, 2e-3, 0.02, "--rounds", 1, "--budget", 500]
+    command += ["--seconds", 4, "--peak", 1, "--rates", 30, 300, "--limit-gb", 0, 2e-3, 0.02, "--rounds", 1, "--budget", 500]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = json.loads(out.read_text())

@@ -35,6 +35,8 @@ pub(super) struct Waiting {
     /// What it is to have in all.
     pub holding: Holding,
     pub full: Option<GpuFull>,
+    /// Since when others have to go for it.
+    pub since: Option<Instant>,
 }
 
 /// Its GPU was full when it was to be brought up.
@@ -94,7 +96,7 @@ impl MemoryLedger {
         if let Some(held) = gpu.held.get_mut(&key) {
             held.ending = false;
         }
-        gpu.waiting.push_back(Waiting { key, holding: holding.into(), full: None });
+        gpu.waiting.push_back(Waiting { key, holding: holding.into(), full: None, since: None });
     }
 
     /// An instance had been granted its memory and found the GPU full, which lacked `missing` (0: nobody knows how many): it
@@ -114,7 +116,7 @@ impl MemoryLedger {
             false => drop(gpu.held.insert(key, InstanceMemory::of(left))),
         }
         let full = Some(GpuFull { missing: missing.max(1), given_back: 0, since: now, why });
-        gpu.waiting.push_front(Waiting { key, holding: holding.into(), full });
+        gpu.waiting.push_front(Waiting { key, holding: holding.into(), full, since: None });
     }
 
     /// Whether somebody waits, or has more than it may.

@@ -4,6 +4,7 @@
 //!  the first that waits ─▶ its tenant's share ─▶ the GPU ─▶ granted
 //!                            └ none: the tenant's own     └ none: its tenant's go, then others; who came later waits
 //!                              go; others do not wait
+//!  behind one that waits for the GPU ─▶ small, and there is room as it is ─▶ granted
 //! ```
 
 use std::collections::BTreeSet;
@@ -14,6 +15,10 @@ use super::share::Excess;
 
 /// How long one that found its GPU full waits for others to give memory back before it tries again anyway.
 const AGAIN: Duration = Duration::from_secs(1);
+/// For so long one that waits is passed by those that need little.
+const PASSED: Duration = Duration::from_secs(5);
+/// Little is such a part of the limit.
+const LITTLE: u64 = 10;
 
 /// An instance that nobody needs just now.
 #[derive(Clone, Debug)]
@@ -74,7 +79,10 @@ impl MemoryLedger {
                 match waits.then(|| self.turn(gpu, place, &mut look)) {
                     Some(WaitState::Over) => {}
                     Some(WaitState::Passed) => place += 1,
-                    Some(WaitState::Waits) => break,
+                    Some(WaitState::Waits) => {
+                        self.let_pass(gpu, place, &mut look);
+                        break;
+                    }
                     None => {
                         self.keep_to_limit(gpu, &mut look);
                         break;
@@ -87,6 +95,30 @@ impl MemoryLedger {
             self.make_room_in_share(&tenant, Excess::default(), &mut look);
         }
         look.steps
+    }
+
+    /// The one at `first` waits for others to go. Those behind it that need little do not wait for that, if there is room for
+    /// them as it is, and if it has not waited for long.
+    fn let_pass(&mut self, name: &str, first: usize, look: &mut StepPlan<'_>) {
+        let Some(limit) = look.limit else { return };
+        let since = self
+            .gpus
+            .get_mut(name)
+            .and_then(|gpu| gpu.waiting.get_mut(first))
+            .map(|waiting| *waiting.since.get_or_insert(look.now));
+        if since.is_none_or(|since| look.now.saturating_duration_since(since) >= PASSED) {
+            return;
+        }
+        let mut place = first + 1;
+        while let Some(gpu) = self.gpus.get(name)
+            && let Some(waiting) = gpu.waiting.get(place)
+        {
+            let more = self.more(gpu, waiting).bytes;
+            let passes = waiting.full.is_none() && more <= limit / LITTLE && gpu.used() + more <= limit;
+            if !passes || !matches!(self.turn(name, place, look), WaitState::Over) {
+                place += 1;
+            }
+        }
     }
 
     fn turn(&mut self, name: &str, place: usize, look: &mut StepPlan<'_>) -> WaitState {

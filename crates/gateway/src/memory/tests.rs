@@ -75,7 +75,7 @@ fn the_first_to_come_is_the_first_to_go_and_what_never_fits_is_refused() {
     let mut scenario = Scenario::new(Some(10));
     scenario.ledger.hold(GPU, (1, 1), 8);
     scenario.ledger.claim(GPU, (2, 1), 4);
-    scenario.ledger.claim(GPU, (3, 1), 1);
+    scenario.ledger.claim(GPU, (3, 1), 2);
     assert_eq!(scenario.step(&[]), []);
     assert!(scenario.ledger.why((2, 1), scenario.limit).unwrap().contains("services have"));
     scenario.ledger.withdraw((2, 1));
@@ -83,6 +83,25 @@ fn the_first_to_come_is_the_first_to_go_and_what_never_fits_is_refused() {
     scenario.ledger.claim(GPU, (4, 1), 11);
     let steps = scenario.step(&[]);
     assert!(matches!(&steps[..], [Step::Fail((4, 1), why)] if why.contains("--service-memory")), "{steps:?}");
+}
+
+#[test]
+fn who_needs_little_passes_one_that_waits_for_others_to_go_for_a_while() {
+    let mut scenario = Scenario::new(Some(100));
+    scenario.ledger.hold(GPU, (1, 1), 80);
+    scenario.ledger.claim(GPU, (2, 1), 40);
+    scenario.ledger.claim(GPU, (3, 1), 11);
+    scenario.ledger.claim(GPU, (4, 1), 10);
+    scenario.ledger.claim(GPU, (5, 1), 10);
+    assert_eq!(scenario.step(&[]), [Step::Grant((4, 1)), Step::Grant((5, 1))], "there is room for two");
+    scenario.ledger.claim(GPU, (6, 1), 1);
+    assert_eq!(scenario.step(&[]), [], "there is none for a third");
+    scenario.ledger.gone((4, 1));
+    scenario.now += Duration::from_secs(5);
+    assert_eq!(scenario.step(&[]), [], "it has waited for too long to be passed again");
+    scenario.ledger.gone((1, 1));
+    let granted = [(2, 1), (3, 1), (6, 1)].map(Step::Grant);
+    assert_eq!(scenario.step(&[]), granted);
 }
 
 #[test]
