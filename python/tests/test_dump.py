@@ -61,6 +61,8 @@ class Counter:
         # All memory of the GPU but a little.
         held, size = [], cuda.current_context().get_memory_info().free
         self.add(value)
+        # What is taken before the data has its memory is not there for that.
+        cuda.synchronize()
         while size > 1 << 20:
             try:
                 held.append(cuda.device_array(size, "uint8"))
