@@ -290,7 +290,7 @@ def test_without_a_daemon_they_are_told(rekindle):
     programs.go_to(programs.to + 1)
     logs = lambda: "".join(log.read_text() for log in rekindle.state.rglob("*.log"))
     # Only then may there be a daemon again: one of them it would be told by, if it had waited.
-    rekindle.wait(lambda: "RuntimeError: <CUresult.CUDA_ERROR_ILLEGAL_ADDRESS" in logs(), "a to be told", 20)
+    rekindle.wait(lambda: "RuntimeError: <CUresult.CUDA_ERROR_ILLEGAL_ADDRESS" in logs(), "a to be told")
     rekindle.wait_end("a")
 
 
