@@ -11,7 +11,8 @@ use rekindle_protocol::memory_file;
 /// So much gets its pages at once.
 const STEP: usize = 2 << 20;
 
-/// Written here, read by whoever has the descriptor that [`Shared::reader`] gives. Its size never changes: nobody else can write to it.
+/// Written here, read by whoever has the descriptor that [`Shared::reader`] gives. Its size never changes: nobody is given one
+/// by which it can be written.
 ///
 /// It is mapped here: of those who write to a file by system calls the kernel lets in one at a time.
 pub struct Shared {
