@@ -177,4 +177,4 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, resto
 
 def test_many_sandboxes_at_once_after_restores_in_a_row_leave_nothing_behind(rekindle):
     found = campaign.run(rekindle, restores=8, sandboxes=6)
-    assert not found["leaked"], (found["leaked"], found["files"])
+    assert not found["leaked"], (found["leaked"], found["new_files"])

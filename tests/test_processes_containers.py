@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,22 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def podman(*words, check=True):
+def podman(*words, check=True, told=False):
+    """What it prints; with `told`, also what goes to standard error."""
     environment = dict(os.environ, PATH=f"{CRIU}:{os.environ['PATH']}:/usr/sbin:/sbin")
     done = subprocess.run(["podman", *map(str, words)], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     if check and done.returncode:
         raise RuntimeError(f"podman {words}: {done.stderr}")
-    return done.stdout
+    return done.stdout + (done.stderr if told else "")
+
+
+def remains(name):
+    """How a container stands, and what it has printed and written."""
+    state = podman("inspect", "--format", "{{json .State}}", name, check=False)
+    with tempfile.TemporaryDirectory() as directory:
+        podman("cp", f"{name}:/count", directory, check=False)
+        written = "".join(path.read_text() for path in Path(directory).iterdir())
+    return f"{state}\n{podman('logs', name, check=False, told=True)}\n{written}"
 
 
 class Counters(Scene):
@@ -55,7 +66,10 @@ class Counters(Scene):
             Path(device["description"]).unlink(missing_ok=True)
 
     def lines(self, name):
-        return podman("exec", name, "/bin/cat", "/count").split("\n")[:-1]
+        try:
+            return podman("exec", name, "/bin/cat", "/count").split("\n")[:-1]
+        except RuntimeError as error:
+            raise AssertionError(f"{error}\n{remains(name)}") from None
 
     def steps(self, name):
         self.rekindle, own = Lines(self), self.rekindle

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from interleavings.machine import daemon
-from leaks.holdings import STEADY, files_of_sandboxes, held, on_disk, processes
+from leaks.holdings import STEADY, files_of_sandboxes, files_on_disk, held, on_disk, processes
 
 INSTANCE = Path(__file__).parent / "instance.py"
 # What restores leave once, as what is learned of an image, is there after so many.
@@ -58,6 +58,11 @@ class Campaign:
         self.go.unlink()
         assert ended == [["ok"]] * len(ended) and codes == {0}, codes
 
+    def files(self):
+        """Where each file lies, and its size."""
+        on_disk = ((path, found.st_size) for path, found in files_on_disk(self.rekindle))
+        return [*map(str, files_of_sandboxes(self.rekindle)), *(f"{path}: {size} bytes" for path, size in on_disk)]
+
     def settled(self, before=None):
         """What is held once all that has ended is forgotten, and the same for some time; if that can be, no more than before."""
         rekindle, seen = self.rekindle, []
@@ -87,7 +92,7 @@ def run(rekindle, restores, sandboxes):
     campaign = Campaign(rekindle)
     campaign.row(WARM_UP)
     campaign.crowd(sandboxes)
-    before = campaign.settled()
+    before, files = campaign.settled(), campaign.files()
     campaign.restore_ms.clear()
     marks = [time.monotonic()]
     campaign.row(restores)
@@ -105,7 +110,7 @@ def run(rekindle, restores, sandboxes):
         "after": after,
         "allowed": allowed,
         "leaked": leaked,
-        "files": [str(path) for path in files_of_sandboxes(rekindle)] if leaked else [],
+        "new_files": sorted(set(campaign.files()) - set(files)) if leaked else [],
         "peak": campaign.peak,
         "restore_ms": {"median": round(times[len(times) // 2], 1), "longest": round(times[-1], 1)},
         "seconds": {"restores": round(marks[1] - marks[0], 1), "sandboxes": round(marks[2] - marks[1], 1)},

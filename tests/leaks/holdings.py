@@ -10,8 +10,8 @@ from rekindle import below
 
 # What is the same at so many looks one after the other stays so.
 STEADY = 20
-# What is learned of an image, by the first few restores that rest for long enough.
-ADVICE = {"load-order.json", "first-pages.json", "unwritten.json"}
+# What is learned of an image, by the first few restores that rest for long enough, and while it is being written.
+ADVICE = {"load-order.json", "first-pages.json", "unwritten.json", "advice.new"}
 
 
 def processes(rekindle):
@@ -67,8 +67,13 @@ def held(rekindle):
     }, int(status["RssAnon"].split()[0]) << 10
 
 
+def files_on_disk(rekindle):
+    """Of the state directory, but for the daemon's own log, which has a limit of its own, and for advice."""
+    others = [(path, found) for path, found in below(rekindle.state) if path.name not in ADVICE and not path.name.startswith("daemon.log")]
+    return [(path, found) for path, found in others if stat.S_ISREG(found.st_mode)]
+
+
 def on_disk(rekindle):
-    """Files and bytes of the state directory but for the daemon's own log, which has a limit of its own, and for advice."""
-    others = [found for path, found in below(rekindle.state) if path.name not in ADVICE and not path.name.startswith("daemon.log")]
-    files = [found for found in others if stat.S_ISREG(found.st_mode)]
+    """How many files lie on the disk, and their bytes."""
+    files = [found for _, found in files_on_disk(rekindle)]
     return {"files on disk": len(files), "bytes on disk": sum({found.st_ino: found.st_blocks * 512 for found in files}.values())}

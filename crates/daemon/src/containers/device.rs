@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::host::client_library::{self, Build};
 use crate::host::gpu;
 use crate::host::process::is_alive;
+use crate::host::replace::{Outlasting, PUBLIC, replace};
 use crate::images::metadata::DeviceMetadata;
 use crate::lifecycle::run::create;
 use crate::sandboxes::Sandbox;
@@ -166,5 +167,6 @@ fn describe(sandbox: &Sandbox) -> Result<()> {
     let devices = json!([{ "name": sandbox.name(), "containerEdits": edits }]);
     let text = json!({ "cdiVersion": "0.3.0", "kind": KIND, "devices": devices }).to_string();
     let place = description(&sandbox.id);
-    fs::write(&place, text).map_err(|source| Error::io("write", &place, source))
+    replace(&place, text.as_bytes(), PUBLIC, Outlasting::Nothing)
+        .map_err(|source| Error::io("write", &place, source))
 }

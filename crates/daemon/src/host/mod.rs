@@ -13,5 +13,6 @@ pub mod own_name;
 pub mod paths;
 pub mod process;
 pub mod records;
+pub mod replace;
 pub mod resources;
 pub mod usage;

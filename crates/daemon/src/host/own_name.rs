@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::replace::{Outlasting, PRIVATE, replace};
 use crate::error::{Error, Result};
 
 /// In the state: `NAME DEVICE INODE`.
@@ -32,9 +33,8 @@ pub fn of(state: &Path) -> String {
     // On a full disk a daemon must start all the same, to remove images. The next one then makes a name of its own, and
     // leaves alone what this one has made and no record tells of.
     let made = random().unwrap_or_default();
-    let partial = state.join("name.partial");
-    let written =
-        fs::write(&partial, format!("{made} {here}\n")).and_then(|()| fs::rename(&partial, state.join(FILE)));
+    let text = format!("{made} {here}\n");
+    let written = replace(&state.join(FILE), text.as_bytes(), PRIVATE, Outlasting::Nothing);
     if let Err(error) = written {
         log::warn!("the name of {} cannot be kept: {error}", state.display());
     }

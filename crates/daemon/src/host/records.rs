@@ -1,14 +1,14 @@
 //! Records that are kept on disk, so that the next daemon has them: one JSON file each, by name, replaced as a whole.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rekindle_store::bounded;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::replace::{Outlasting, PRIVATE, replace};
 use crate::error::{Error, Result};
 
 /// The longest record read.
@@ -28,18 +28,10 @@ pub trait StoredRecord: Serialize + DeserializeOwned {
     /// Writes it beside its place and moves it there. Nobody else can read it.
     fn save(&self, directory: &Path) -> Result<()> {
         let place = path(directory, self.name());
-        let partial = place.with_added_extension("partial");
-        let write = || {
-            let mut file =
-                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-            file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            file.sync_data()?;
-            fs::rename(&partial, &place)
-        };
-        write().map_err(|source| {
-            let _ = fs::remove_file(&partial);
-            Error::io("write the record", &place, source)
-        })
+        serde_json::to_vec_pretty(self)
+            .map_err(io::Error::from)
+            .and_then(|text| replace(&place, &text, PRIVATE, Outlasting::Contents))
+            .map_err(|source| Error::io("write the record", &place, source))
     }
 
     fn load(directory: &Path, name: &str) -> std::result::Result<Self, String> {

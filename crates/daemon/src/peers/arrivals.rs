@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::key::PublicKey;
 use crate::error::{Error, Result};
+use crate::host::replace::{Outlasting, PRIVATE, replace};
 
 /// How long one that was given up may take to be gone.
 const GIVING_UP: Duration = Duration::from_secs(5);
@@ -117,19 +118,11 @@ impl Arrivals {
 
     fn keep(&self, id: &str, arrival: &Arrival, ran: bool) -> Result<()> {
         let place = self.place(id);
-        let partial = place.with_extension("partial");
         let kept = ArrivalRecord { from: arrival.from, name: arrival.name.clone(), ran };
-        let write = || -> io::Result<()> {
-            let mut file = File::create(&partial)?;
-            file.write_all(&serde_json::to_vec(&kept)?)?;
-            file.sync_all()?;
-            fs::rename(&partial, &place)?;
-            File::open(&self.directory)?.sync_all()
-        };
-        write().map_err(|source| {
-            let _ = fs::remove_file(&partial);
-            Error::io("write", &place, source)
-        })
+        serde_json::to_vec(&kept)
+            .map_err(io::Error::from)
+            .and_then(|text| replace(&place, &text, PRIVATE, Outlasting::Name))
+            .map_err(|source| Error::io("write", &place, source))
     }
 
     pub fn is_accepted(&self, id: &str) -> bool {

@@ -2,9 +2,8 @@
 //! digits.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use rustls::sign::{CertifiedKey, SigningKey};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::host::replace::{Outlasting, PRIVATE, replace};
 
 /// Comes before the key's bytes where it is written as TLS has it (RFC 8410).
 const PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
@@ -86,7 +86,7 @@ impl Key {
     pub fn load(directory: &Path) -> Result<Key> {
         let path = directory.join(FILE);
         let read = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => make(directory, &path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make(&path),
             read => read,
         };
         let pkcs8 = read.map_err(|source| Error::io("read this node's key in", &path, source))?;
@@ -106,15 +106,10 @@ impl Key {
 }
 
 /// Makes a key and keeps it, for nobody else to read.
-fn make(directory: &Path, path: &Path) -> io::Result<Vec<u8>> {
+fn make(path: &Path) -> io::Result<Vec<u8>> {
     let made = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new());
     let made = made.map_err(|_| io::Error::other("the system gave no random bytes"))?;
-    let partial = path.with_extension("partial");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-    file.write_all(made.as_ref())?;
-    file.sync_all()?;
-    fs::rename(&partial, path)?;
-    File::open(directory)?.sync_all()?;
+    replace(path, made.as_ref(), PRIVATE, Outlasting::Name)?;
     Ok(made.as_ref().to_vec())
 }
 

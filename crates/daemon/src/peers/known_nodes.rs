@@ -1,7 +1,6 @@
 //! The nodes that this one knows, by the names that the user has given them.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::key::PublicKey;
 use crate::error::{Error, Result};
+use crate::host::replace::{Outlasting, PRIVATE, replace};
 
 const FILE: &str = "known.json";
 /// The longest list that is read.
@@ -88,14 +88,10 @@ impl KnownNodes {
         let mut peers = self.lock();
         let mut next = peers.clone();
         change(&mut next);
-        let partial = self.path.with_extension("partial");
-        let write = || {
-            let mut file = File::create(&partial)?;
-            file.write_all(&serde_json::to_vec_pretty(&next)?)?;
-            file.sync_all()?;
-            fs::rename(&partial, &self.path)
-        };
-        write().map_err(|source| Error::io("write", &self.path, source))?;
+        serde_json::to_vec_pretty(&next)
+            .map_err(io::Error::from)
+            .and_then(|text| replace(&self.path, &text, PRIVATE, Outlasting::Name))
+            .map_err(|source| Error::io("write", &self.path, source))?;
         *peers = next;
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What is kept on disk of a sandbox, so that the next daemon finds it again. One JSON file each, replaced as a whole.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rekindle_device::Slice;
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::contexts::Share;
 use crate::error::{Error, Result};
 use crate::host::clock;
+use crate::host::replace::{Outlasting, PRIVATE, replace};
 use crate::sandboxes::asleep::SleepingGpu;
 use crate::sandboxes::mending::Mended;
 use crate::sandboxes::recovery::Recovery;
@@ -264,23 +265,20 @@ impl Record {
         }
     }
 
-    /// Writes the record beside its place and moves it there. What runs does not outlive the machine, so only the
-    /// record of what has ended, or may have gone elsewhere, waits for the disk.
+    /// What runs does not outlive the machine, so only the record of what has ended, or may have gone elsewhere, waits for
+    /// the disk.
     pub fn save(&self, directory: &Path) -> Result<()> {
         let place = path(directory, &self.id);
-        let partial = place.with_extension("partial");
-        let write = || {
-            let mut file = File::create(&partial)?;
-            file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            let lasts = !self.is_live() || self.leaving.is_some();
-            if lasts {
-                file.sync_data()?;
-            }
-            fs::rename(&partial, &place)?;
+        let outlasting = match self.leaving {
             // Before another node is told that it has the program.
-            if self.leaving.is_some() { File::open(directory)?.sync_all() } else { Ok(()) }
+            Some(_) => Outlasting::Name,
+            None if self.is_live() => Outlasting::Nothing,
+            None => Outlasting::Contents,
         };
-        write().map_err(|source| Error::io("write the record", &place, source))
+        serde_json::to_vec_pretty(self)
+            .map_err(io::Error::from)
+            .and_then(|text| replace(&place, &text, PRIVATE, outlasting))
+            .map_err(|source| Error::io("write the record", &place, source))
     }
 
     /// Whether it is on disk, and was not removed.

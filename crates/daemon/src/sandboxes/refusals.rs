@@ -7,7 +7,7 @@
 //! The file in the run directory is the program's to write, so only words that look like the names of functions are taken from
 //! it. What is remembered is bounded: of the last programs, some names each.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,8 @@ use std::sync::{Mutex, PoisonError};
 use rekindle_protocol::client::REFUSED;
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
+
+use crate::host::replace::{Outlasting, PRIVATE, replace};
 
 /// How much of the file is read, and how many names are kept of it.
 const LONGEST: u64 = 16 << 10;
@@ -79,11 +81,9 @@ impl Memory {
         all.retain(|refused| refused.program != program);
         all.push(Refused { program: program.to_string(), functions: functions.to_vec() });
         all.drain(..all.len().saturating_sub(MOST_PROGRAMS));
-        let partial = self.path.with_extension("partial");
         let written = serde_json::to_vec(&all)
             .map_err(std::io::Error::from)
-            .and_then(|bytes| fs::write(&partial, bytes))
-            .and_then(|()| fs::rename(&partial, &self.path));
+            .and_then(|bytes| replace(&self.path, &bytes, PRIVATE, Outlasting::Nothing));
         if let Err(error) = written {
             log::warn!("what a program was refused is not remembered: {error}");
         }
@@ -97,6 +97,8 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

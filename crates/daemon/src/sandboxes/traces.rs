@@ -2,7 +2,6 @@
 //!
 //! A trace is told to people and never acted upon, so one that cannot be written or read is only reported.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use rekindle_store::bounded;
 
 use crate::error::Result;
 use crate::host::clock;
+use crate::host::replace::{Outlasting, PRIVATE, replace};
 use crate::sandboxes::Sandbox;
 use crate::tally;
 use crate::timeline::Timeline;
@@ -120,13 +120,13 @@ fn add(path: &Path, trace: Trace) -> std::io::Result<()> {
 }
 
 fn write(path: &Path, traces: &[Trace]) -> std::io::Result<()> {
-    let beside = path.with_extension("traces-partial");
-    fs::write(&beside, serde_json::to_vec(traces)?)?;
-    fs::rename(beside, path)
+    replace(path, &serde_json::to_vec(traces)?, PRIVATE, Outlasting::Nothing)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn trace(operation: Operation, total_us: u64) -> Trace {

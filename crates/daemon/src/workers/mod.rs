@@ -112,6 +112,8 @@ pub struct Worker {
     followed: AtomicBool,
     /// Its process serves others too.
     shared: bool,
+    /// This daemon started it, and it may not listen yet. Of any other a refused connection means its end.
+    starting: bool,
     /// Whose arrays its client hands on.
     owner: Mutex<Option<String>>,
     /// The addresses that its client keeps to, if it may share contexts.
@@ -144,7 +146,9 @@ impl Worker {
             .process_group(0)
             .spawn()
             .map_err(|source| Error::io("start", start.program, source))?;
-        let worker = Arc::new(Worker::new(start.address.clone(), child.id() as i32, None, on_end));
+        let mut worker = Worker::new(start.address.clone(), child.id() as i32, None, on_end);
+        worker.starting = true;
+        let worker = Arc::new(worker);
         let watched = worker.clone();
         // Open for as long as this daemon lives, which tells a spare worker that it does.
         let sign_of_life = child.stdin.take();
@@ -255,6 +259,7 @@ impl Worker {
             settled: AtomicBool::new(true),
             followed: AtomicBool::new(false),
             shared: false,
+            starting: false,
             owner: Mutex::new(None),
             slice: OnceLock::new(),
             leaving: Mutex::new(None),
@@ -506,6 +511,7 @@ impl Worker {
                 Err(error) => {
                     let reason = match self.ended() {
                         Some(how) => self.with_words(how),
+                        None if !self.starting => format!("it does not listen any more ({error})"),
                         None if began.elapsed() > START_LIMIT => {
                             format!("it did not listen within {} s ({error})", START_LIMIT.as_secs())
                         }
