@@ -121,6 +121,14 @@ class Rekindle:
     def restore(self, image, name):
         return self.json("restore", image, "--name", name, "--gpu", self.gpu, "-d")
 
+    def wake(self, name):
+        """What the program does by itself may have woken it already."""
+        try:
+            self("wake", name)
+        except CommandError as error:
+            if not error.message.endswith("is awake"):
+                raise
+
     def sandboxes(self):
         return self.json("ps", "--all", check=False)["sandboxes"]
 

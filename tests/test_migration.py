@@ -248,7 +248,7 @@ def test_the_next_daemon_finds_it_there(rekindle):
     rekindle("checkpoint", "checks", "--to", "image", "--leave-running")
     assert rekindle.json("inspect", "image")["program"]
     rekindle("sleep", "checks")
-    rekindle("wake", "checks")
+    rekindle.wake("checks")
     rekindle("migrate", "checks", "--gpu", FIRST)
     computes(rekindle)
     end(rekindle)

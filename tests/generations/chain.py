@@ -191,7 +191,7 @@ class Chain:
         """Puts its GPU half to sleep. What it does next on the GPU wakes it, or its checkpoint, or this."""
         self.rekindle("sleep", self.name, "--level", self.random.choice(["gpu", "host", "disk"]))
         if self.random.random() < 0.3:
-            self.rekindle("wake", self.name)
+            self.rekindle.wake(self.name)
 
     def forget(self):
         """Has its next image lose what is known of its page files, or have its memory read by a restore and not mapped."""

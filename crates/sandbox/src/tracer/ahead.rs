@@ -1,14 +1,17 @@
-//! What CRIU asks about each thread that it has brought to a stand.
+//! What CRIU will ask or touch next, looked at while it has something else to do.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::TracerState;
 use super::calls::Memory;
 use super::request::{
     GET_RSEQ_CONFIGURATION, GET_THREAD_AREA, GETSIGMASK, PEEKSIGINFO, Request, SECCOMP_GET_FILTER,
     SECCOMP_GET_METADATA, SIGINFO, pointer, ptrace,
 };
-use super::tracee::GENERAL;
+use super::tracee::{GENERAL, Shared};
 use crate::assist::Answer;
+use crate::process;
 
 /// The vector registers, and how many bytes they have at most.
 const VECTOR: u64 = 0x202;
@@ -26,6 +29,26 @@ const METADATA: usize = 16;
 /// Of signals, how many at most, and whether those of the whole process.
 const SIGNALS: u32 = 32;
 const KINDS_OF_SIGNALS: [u32; 2] = [0, 1];
+
+impl TracerState {
+    pub(super) fn is_all_looked_at(&self) -> bool {
+        let is_known =
+            |process: &i32| self.shared.contains_key(process) || self.untouched.contains_key(process);
+        self.tracees.values().all(|tracee| is_known(&tracee.process))
+    }
+
+    /// CRIU has something else to do for a while, as it has once all stand: takes what it will touch, which takes milliseconds
+    /// where there are thousands of areas.
+    pub(super) fn look_ahead(&mut self) {
+        let processes: BTreeSet<i32> = self.tracees.values().map(|tracee| tracee.process).collect();
+        for process in processes.difference(&self.shared.keys().copied().collect()) {
+            let stands = |thread: &i32| self.tracees.get(thread).is_some_and(|tracee| tracee.stop.is_some());
+            if process::threads(*process).iter().all(stands) {
+                self.untouched.entry(*process).or_insert_with(|| Shared::take(*process));
+            }
+        }
+    }
+}
 
 /// The answers about a thread that stands, and which of its memory is in them. Of one that was touched before, those alone that
 /// are asked for after each stop.

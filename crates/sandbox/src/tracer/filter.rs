@@ -1,7 +1,11 @@
 //! The calls of CRIU's that the tracer answers in the kernel's place: a seccomp filter that tells of them.
 
-use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair,
+};
 
 use crate::page_scan::PAGEMAP_SCAN;
 
@@ -101,4 +105,30 @@ fn send(to: RawFd, listener: &OwnedFd) -> io::Result<()> {
         libc::sendmsg(to, &raw const message, libc::MSG_NOSIGNAL)
     };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The descriptor of the filter, and who is under it; none if none was sent.
+pub(super) fn receive(from: &OwnedFd) -> io::Result<Option<(OwnedFd, i32)>> {
+    let (mut pid, mut control) = ([0; 4], nix::cmsg_space!(i32));
+    let mut parts = [IoSliceMut::new(&mut pid)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = loop {
+        match recvmsg::<()>(from.as_raw_fd(), &mut parts, Some(&mut control), flags) {
+            Err(nix::Error::EINTR) => {}
+            other => break other?,
+        }
+    };
+    let mut found = None;
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = part {
+            // SAFETY: the kernel has just installed these descriptors for this call; nothing else owns them.
+            found = fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).next();
+        }
+    }
+    Ok(found.map(|listener| (listener, i32::from_ne_bytes(pid))))
+}
+
+/// A pair of ends by which the filter's descriptor travels.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?)
 }

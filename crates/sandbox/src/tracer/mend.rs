@@ -6,8 +6,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::request::{ptrace, registers, set_mask, set_registers};
-use super::tracee::{GENERAL, Shared, Stop, Tracee, descriptors, pending};
-use super::wait;
+use super::tracee::{Before, GENERAL, Shared, Stop, Tracee, descriptors, pending};
+use super::{Mended, TracerState, wait};
+use crate::ending::is_dying;
 use crate::process::maps::{self, Area};
 
 /// The names of the memory that holds CRIU's code.
@@ -22,6 +23,72 @@ const ENTRY: u8 = 1;
 
 const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
+}
+
+impl TracerState {
+    /// Lets go of processes in which CRIU has changed nothing. One that waits for its child to leave it its memory, as by
+    /// vfork, comes to no stand before that child goes on.
+    fn let_unchanged_go(&mut self) {
+        let shared = &self.shared;
+        self.tracees.retain(|&thread, tracee| {
+            let is_changed = tracee.before.is_some() || shared.contains_key(&tracee.process);
+            if !is_changed {
+                // CRIU may not have been told yet of what it stands for.
+                if let Ok(Some(status)) = wait::look(thread)
+                    && libc::WIFSTOPPED(status)
+                {
+                    tracee.stop = Some(Stop::read(status));
+                }
+                let_go(thread, tracee);
+            }
+            is_changed
+        });
+    }
+
+    /// Undoes what CRIU had changed in all that it held when it ended.
+    pub(super) fn mend(&mut self) -> Mended {
+        let mut mended = Mended::default();
+        self.let_unchanged_go();
+        // The first thread of a process that is ending is known to have ended once its others are.
+        let mut all: Vec<i32> = self.tracees.keys().copied().collect();
+        all.sort_by_key(|thread| self.tracees[thread].process == *thread);
+        for &thread in &all {
+            if !self.tracees.get_mut(&thread).is_some_and(|tracee| hold(thread, tracee, &all)) {
+                self.tracees.remove(&thread);
+            }
+        }
+        let mut fail = |what: &str, pid: i32, error: io::Error| {
+            // One that was killed meanwhile needs nothing.
+            if is_dying(pid) {
+                return;
+            }
+            mended.failed.get_or_insert(format!(
+                "{what} {pid} could not be given back what CRIU had changed: {error}"
+            ));
+        };
+        for (&process, shared) in &self.shared {
+            // The one that CRIU's code is run by first, or another if that has ended.
+            let leader = self.tracees.contains_key(&process).then_some(process);
+            let other =
+                || self.tracees.iter().find(|(_, tracee)| tracee.process == process).map(|found| *found.0);
+            let Some(thread) = leader.or_else(other) else { continue };
+            mended.processes.push(process);
+            if let Some(tracee) = self.tracees.get_mut(&thread) {
+                if tracee.before.is_none() {
+                    tracee.before = Before::take(thread).ok().map(Into::into);
+                }
+                if let Err(error) = mend_shared(thread, tracee, shared, &all) {
+                    fail("process", process, error);
+                }
+            }
+        }
+        for (&thread, tracee) in &mut self.tracees {
+            if let Err(error) = mend_thread(thread, tracee, &all) {
+                fail("thread", thread, error);
+            }
+        }
+        mended
+    }
 }
 
 /// Brings a thread, one of all that are traced, to a stand at which what it does next can be said; false if it has ended.

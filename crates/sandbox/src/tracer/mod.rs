@@ -25,7 +25,7 @@ mod request;
 mod tracee;
 mod wait;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -33,13 +33,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::assist::Answers;
-use crate::ending::is_dying;
-use crate::process::{self, Handle, status_field};
+use crate::process::{self, Handle};
 use calls::{Answer, Call, Listener, Memory};
 use request::{carry_out, changes, leaves_as_it_is};
 use tracee::{Before, Shared, Stop, Tracee};
 
-pub use filter::install_and_send;
+pub use filter::{install_and_send, pair};
 pub use injection::{PATIENCE, userfaultfd};
 pub use mode::{TRACER_ARGUMENT, Tracer, TracerMode, tracer_main};
 
@@ -130,24 +129,6 @@ impl TracerState {
             self.listener.answer(&call, &answer);
         }
         Ok(true)
-    }
-
-    fn is_all_looked_at(&self) -> bool {
-        let is_known =
-            |process: &i32| self.shared.contains_key(process) || self.untouched.contains_key(process);
-        self.tracees.values().all(|tracee| is_known(&tracee.process))
-    }
-
-    /// CRIU has something else to do for a while, as it has once all stand: takes what it will touch, which takes milliseconds
-    /// where there are thousands of areas.
-    fn look_ahead(&mut self) {
-        let processes: BTreeSet<i32> = self.tracees.values().map(|tracee| tracee.process).collect();
-        for process in processes.difference(&self.shared.keys().copied().collect()) {
-            let stands = |thread: &i32| self.tracees.get(thread).is_some_and(|tracee| tracee.stop.is_some());
-            if process::threads(*process).iter().all(stands) {
-                self.untouched.entry(*process).or_insert_with(|| Shared::take(*process));
-            }
-        }
     }
 
     /// None where nobody waits for it any more.
@@ -252,63 +233,6 @@ impl TracerState {
         Ok(Answer::Value(done))
     }
 
-    fn wait(&mut self, call: &Call) -> Option<Answer> {
-        let [thread, status_at, options, usage_at, ..] = call.words;
-        let (thread, options) = (thread as i32, options as i32);
-        let is_any = thread == -1;
-        let chosen: Vec<i32> =
-            self.tracees.keys().copied().filter(|&known| is_any || known == thread).collect();
-        // Of any, it means children of its own if it leaves out threads.
-        if chosen.is_empty() || (is_any && options & libc::__WALL == 0) {
-            return Some(Answer::Kernel);
-        }
-        let told = |status: i32| {
-            let memory = Memory(call.pid);
-            let status = (status_at != 0).then(|| memory.write(status_at, &status.to_ne_bytes()));
-            let usage = (usage_at != 0).then(|| memory.write(usage_at, &[0; size_of::<libc::rusage>()]));
-            [status, usage].into_iter().flatten().collect::<io::Result<()>>()
-        };
-        loop {
-            for &thread in &chosen {
-                let ended = self.tracees.get(&thread).and_then(|tracee| tracee.ended);
-                match ended.map_or_else(|| wait::look(thread), |status| Ok(Some(status))) {
-                    Ok(None) => {}
-                    Ok(Some(status)) => {
-                        self.note(thread, status);
-                        return Some(
-                            told(status).map_or_else(Answer::from, |()| Answer::Value(thread.into())),
-                        );
-                    }
-                    Err(error) if is_any => {
-                        self.tracees.remove(&thread);
-                        log::debug!("waiting for thread {thread}: {error}");
-                    }
-                    Err(error) => return Some(error.into()),
-                }
-            }
-            if options & libc::WNOHANG != 0 {
-                return Some(Answer::Value(0));
-            }
-            if !self.listener.waits(call) {
-                return None;
-            }
-            if !wait::until_told() {
-                self.note_ends();
-                if is_signalled(call.pid) {
-                    return Some(Answer::Error(libc::EINTR));
-                }
-            }
-        }
-    }
-
-    /// Takes note of the ends of all that are traced. The kernel shows the end of a process once those of its threads were
-    /// taken note of, and that of the first of a pid namespace once those of all others in it were.
-    fn note_ends(&mut self) {
-        for (&thread, tracee) in &mut self.tracees {
-            tracee.ended = tracee.ended.or_else(|| wait::ended(thread));
-        }
-    }
-
     fn note(&mut self, thread: i32, status: i32) {
         if !libc::WIFSTOPPED(status) {
             self.tracees.remove(&thread);
@@ -320,104 +244,4 @@ impl TracerState {
             }
         }
     }
-
-    /// Lets go of processes in which CRIU has changed nothing. One that waits for its child to leave it its memory, as by
-    /// vfork, comes to no stand before that child goes on.
-    fn let_unchanged_go(&mut self) {
-        let shared = &self.shared;
-        self.tracees.retain(|&thread, tracee| {
-            let is_changed = tracee.before.is_some() || shared.contains_key(&tracee.process);
-            if !is_changed {
-                // CRIU may not have been told yet of what it stands for.
-                if let Ok(Some(status)) = wait::look(thread)
-                    && libc::WIFSTOPPED(status)
-                {
-                    tracee.stop = Some(Stop::read(status));
-                }
-                mend::let_go(thread, tracee);
-            }
-            is_changed
-        });
-    }
-
-    /// Undoes what CRIU had changed in all that it held when it ended.
-    fn mend(&mut self) -> Mended {
-        let mut mended = Mended::default();
-        self.let_unchanged_go();
-        // The first thread of a process that is ending is known to have ended once its others are.
-        let mut all: Vec<i32> = self.tracees.keys().copied().collect();
-        all.sort_by_key(|thread| self.tracees[thread].process == *thread);
-        for &thread in &all {
-            if !self.tracees.get_mut(&thread).is_some_and(|tracee| mend::hold(thread, tracee, &all)) {
-                self.tracees.remove(&thread);
-            }
-        }
-        let mut fail = |what: &str, pid: i32, error: io::Error| {
-            // One that was killed meanwhile needs nothing.
-            if is_dying(pid) {
-                return;
-            }
-            mended.failed.get_or_insert(format!(
-                "{what} {pid} could not be given back what CRIU had changed: {error}"
-            ));
-        };
-        for (&process, shared) in &self.shared {
-            // The one that CRIU's code is run by first, or another if that has ended.
-            let leader = self.tracees.contains_key(&process).then_some(process);
-            let other =
-                || self.tracees.iter().find(|(_, tracee)| tracee.process == process).map(|found| *found.0);
-            let Some(thread) = leader.or_else(other) else { continue };
-            mended.processes.push(process);
-            if let Some(tracee) = self.tracees.get_mut(&thread) {
-                if tracee.before.is_none() {
-                    tracee.before = Before::take(thread).ok().map(Into::into);
-                }
-                if let Err(error) = mend::mend_shared(thread, tracee, shared, &all) {
-                    fail("process", process, error);
-                }
-            }
-        }
-        for (&thread, tracee) in &mut self.tracees {
-            if let Err(error) = mend::mend_thread(thread, tracee, &all) {
-                fail("thread", thread, error);
-            }
-        }
-        mended
-    }
-}
-
-/// Whether a process has a signal to take by a handler of its own.
-fn is_signalled(pid: i32) -> bool {
-    let set = |name| status_field(pid, name).and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0);
-    (set("SigPnd") | set("ShdPnd")) & set("SigCgt") & !set("SigBlk") != 0
-}
-
-/// The descriptor of the filter, and who is under it; none if none was sent.
-fn receive(from: &OwnedFd) -> io::Result<Option<(OwnedFd, i32)>> {
-    use std::io::IoSliceMut;
-
-    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
-    let (mut pid, mut control) = ([0; 4], nix::cmsg_space!(i32));
-    let mut parts = [IoSliceMut::new(&mut pid)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = loop {
-        match recvmsg::<()>(from.as_raw_fd(), &mut parts, Some(&mut control), flags) {
-            Err(nix::Error::EINTR) => {}
-            other => break other?,
-        }
-    };
-    let mut found = None;
-    for part in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(fds) = part {
-            // SAFETY: the kernel has just installed these descriptors for this call; nothing else owns them.
-            found = fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).next();
-        }
-    }
-    Ok(found.map(|listener| (listener, i32::from_ne_bytes(pid))))
-}
-
-/// A pair of ends by which the filter's descriptor travels.
-pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-    Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?)
 }

@@ -13,7 +13,8 @@ use std::thread::JoinHandle;
 
 use nix::sys::signal::{SigSet, Signal};
 
-use super::{Mended, receive, stand};
+use super::filter::receive;
+use super::{Mended, stand};
 use crate::assist::{Answers, Assist};
 
 /// The argument with which a tracer is run as a process.

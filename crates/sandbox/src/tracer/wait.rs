@@ -3,11 +3,78 @@
 use std::io;
 use std::time::Duration;
 
+use super::TracerState;
+use super::calls::{Answer, Call, Memory};
 use super::tracee::Stop;
 use crate::process::{is_zombie, parent, status_field};
 
 /// A wait is looked at again so often where no signal tells of its end.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+impl TracerState {
+    pub(super) fn wait(&mut self, call: &Call) -> Option<Answer> {
+        let [thread, status_at, options, usage_at, ..] = call.words;
+        let (thread, options) = (thread as i32, options as i32);
+        let is_any = thread == -1;
+        let chosen: Vec<i32> =
+            self.tracees.keys().copied().filter(|&known| is_any || known == thread).collect();
+        // Of any, it means children of its own if it leaves out threads.
+        if chosen.is_empty() || (is_any && options & libc::__WALL == 0) {
+            return Some(Answer::Kernel);
+        }
+        let told = |status: i32| {
+            let memory = Memory(call.pid);
+            let status = (status_at != 0).then(|| memory.write(status_at, &status.to_ne_bytes()));
+            let usage = (usage_at != 0).then(|| memory.write(usage_at, &[0; size_of::<libc::rusage>()]));
+            [status, usage].into_iter().flatten().collect::<io::Result<()>>()
+        };
+        loop {
+            for &thread in &chosen {
+                let ended = self.tracees.get(&thread).and_then(|tracee| tracee.ended);
+                match ended.map_or_else(|| look(thread), |status| Ok(Some(status))) {
+                    Ok(None) => {}
+                    Ok(Some(status)) => {
+                        self.note(thread, status);
+                        return Some(
+                            told(status).map_or_else(Answer::from, |()| Answer::Value(thread.into())),
+                        );
+                    }
+                    Err(error) if is_any => {
+                        self.tracees.remove(&thread);
+                        log::debug!("waiting for thread {thread}: {error}");
+                    }
+                    Err(error) => return Some(error.into()),
+                }
+            }
+            if options & libc::WNOHANG != 0 {
+                return Some(Answer::Value(0));
+            }
+            if !self.listener.waits(call) {
+                return None;
+            }
+            if !until_told() {
+                self.note_ends();
+                if is_signalled(call.pid) {
+                    return Some(Answer::Error(libc::EINTR));
+                }
+            }
+        }
+    }
+
+    /// Takes note of the ends of all that are traced. The kernel shows the end of a process once those of its threads were
+    /// taken note of, and that of the first of a pid namespace once those of all others in it were.
+    fn note_ends(&mut self) {
+        for (&thread, tracee) in &mut self.tracees {
+            tracee.ended = tracee.ended.or_else(|| ended(thread));
+        }
+    }
+}
+
+/// Whether a process has a signal to take by a handler of its own.
+fn is_signalled(pid: i32) -> bool {
+    let set = |name| status_field(pid, name).and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0);
+    (set("SigPnd") | set("ShdPnd")) & set("SigCgt") & !set("SigBlk") != 0
+}
 
 /// What is known of a thread now, without waiting: the status that `wait4` gives. The end of a child of ours stays to be
 /// taken note of by whoever has started it.
