@@ -3,7 +3,9 @@
 import itertools
 import json
 import os
+import random
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -33,6 +35,17 @@ def criu():
     """Has binaries that lie elsewhere find the CRIU of the sources."""
     place = os.environ.get("REKINDLE_CRIU_DIR") or str(ROOT / ".build" / "criu")
     return {"REKINDLE_CRIU_DIR": place} if Path(place).is_dir() else {}
+
+
+def free_port():
+    """For who listens there later: not one of those that the kernel gives to connections meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
 
 
 class CommandError(Exception):

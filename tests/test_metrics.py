@@ -70,7 +70,8 @@ def test_requests_starts_wakes_and_memory_are_told(page):
     restored = now.get("service_start_seconds_count", **{"from": "image"})
     assert restored == now.get("operation_seconds_count", operation="restore") >= 2
     woken = now.get("service_start_seconds_count", **{"from": "asleep-host"})
-    assert 2 <= woken <= now.get("operation_seconds_count", operation="wake") and now.get("service_start_failures_total") == 0
+    # The crash may have met an instance that was being woken for it.
+    assert 2 <= woken <= now.get("operation_seconds_count", operation="wake") and now.get("service_start_failures_total") <= 1
     assert now.get("operation_seconds_count", operation="checkpoint") == 1 and now.get("operation_failures_total") == 0
     took = sum(
         trace["total_us"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from interleavings import machine
-from rekindle import PATIENCE, CommandError, Rekindle
+from rekindle import PATIENCE, CommandError, Rekindle, free_port
 from test_bad_input import kill_daemon
 
 COUNTER = Path(__file__).parent / "nodes/counter.py"
@@ -27,11 +27,6 @@ def answer(port):
         return json.loads(connection.getresponse().read())["count"] - 1
     finally:
         connection.close()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class Node(Rekindle):

@@ -286,9 +286,10 @@ def test_without_a_daemon_they_are_told(rekindle):
     os.kill(dead, signal.SIGKILL)
     # It would still hear of the fault.
     rekindle.wait(lambda: not is_alive(dead), "the daemon's end")
-    fault()
-    programs.go_to(programs.to + 1)
     logs = lambda: "".join(log.read_text() for log in rekindle.state.rglob("*.log"))
+    fault()
+    rekindle.wait(lambda: "\nCUDA_ERROR_ILLEGAL_ADDRESS" in logs(), "the fault")
+    programs.go_to(programs.to + 1)
     # Only then may there be a daemon again: one of them it would be told by, if it had waited.
     rekindle.wait(lambda: "RuntimeError: <CUresult.CUDA_ERROR_ILLEGAL_ADDRESS" in logs(), "a to be told")
     rekindle.wait_end("a")

@@ -1,7 +1,6 @@
 """Where declared data comes from: S3, HTTP, and stores that fail."""
 
 import contextlib
-import socket
 import subprocess
 import sys
 
@@ -10,18 +9,13 @@ import botocore.exceptions
 import numpy
 import pytest
 import rekindle as package
+from harness import free_port
 from nodes import expected, node_with, numbers
 from store import Store
 
 # By these the machine that tests run on may have some of its own.
 SOURCES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextlib.contextmanager
