@@ -56,6 +56,34 @@ def setup():
     assert add_moved(call("cuGraphCreate", 0), middle)[0] != 0
     instance = call("cuGraphInstantiate", outer, 0)
 
+    # A graph that takes memory, and leaves it to the program, is moved and not copied.
+    wanted = driver.CUDA_MEM_ALLOC_NODE_PARAMS()
+    wanted.poolProps.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.poolProps.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    wanted.bytesize = 4 * n
+    taking, taker = call("cuGraphCreate", 0), call("cuGraphCreate", 0)
+    node = call("cuGraphAddMemAllocNode", taking, None, 0, wanted)
+    taken = int(call("cuGraphMemAllocNodeGetParams", node).dptr)
+    call("cuGraphAddMemcpyNode", taking, [node], 1, box(taken, b, n), context)
+    assert driver.cuGraphAddChildGraphNode(taker, None, 0, taking)[0] != driver.CUresult.CUDA_SUCCESS
+    code, node = add_moved(taker, taking)
+    assert code == 0
+    takes = call("cuGraphInstantiate", taker, 0)
+    refused = {
+        "a second instance": driver.cuGraphInstantiate(taker, 0)[0],
+        "a copy": driver.cuGraphClone(taker)[0],
+        "memory beside what it has": driver.cuGraphAddMemAllocNode(taking, None, 0, wanted)[0],
+    }
+    assert driver.CUresult.CUDA_SUCCESS not in refused.values(), refused
+
+    def take(value):
+        call("cuMemsetD32", b, int(np.float32(value).view(np.uint32)), n)
+        call("cuGraphLaunch", takes, stream)
+        call("cuStreamSynchronize", stream)
+        assert np.all(download(taken, n) == value)
+
+    take(50.0)
+
     def launch(expected):
         call("cuGraphLaunch", instance, stream)
         call("cuStreamSynchronize", stream)
@@ -78,6 +106,10 @@ def setup():
         assert np.array_equal(download(third, n), numbers + 1)
         call("cuGraphDestroy", outer)
         launch(numbers + 3)
+        assert np.all(download(taken, n) == 50), "what a launch left is there"
+        call("cuMemFree", taken)
+        take(60.0)
+        call("cuMemFree", taken)
 
     return verify
 

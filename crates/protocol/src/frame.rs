@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -14,6 +15,10 @@ pub const MAX_FRAME: usize = 64 << 20;
 pub const MOST_DESCRIPTORS: usize = 128;
 /// How many the kernel lets one message have.
 const KERNELS_MOST: usize = 253;
+/// How long the kernel may take to have room for a message's descriptors: it has so many of a user's under way at most, of all
+/// of the user's processes together, as the sender may have files open.
+const ROOM_LIMIT: Duration = Duration::from_secs(10);
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
 /// So much of a message is made room for before any of it has come.
 const PIECE: usize = 1 << 16;
 
@@ -65,6 +70,7 @@ pub fn send(
     let raw: Vec<i32> = descriptors.iter().map(|d| d.as_raw_fd()).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let control = if raw.is_empty() { &[][..] } else { &rights[..] };
+    let began = Instant::now();
     let sent = loop {
         match sendmsg::<()>(
             stream.as_raw_fd(),
@@ -73,7 +79,8 @@ pub fn send(
             MsgFlags::MSG_NOSIGNAL,
             None,
         ) {
-            Err(nix::errno::Errno::EINTR) => {}
+            Err(Errno::EINTR) => {}
+            Err(Errno::ETOOMANYREFS) if began.elapsed() < ROOM_LIMIT => std::thread::sleep(ROOM_PAUSE),
             other => break other.map_err(closed)?,
         }
     };
@@ -132,8 +139,8 @@ fn receive_first(stream: &UnixStream, into: &mut [u8]) -> Result<(usize, Vec<Own
     let got = loop {
         // SAFETY: the message names two buffers of ours with their sizes, both borrowed for the call.
         let got = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) };
-        match nix::errno::Errno::result(got) {
-            Err(nix::errno::Errno::EINTR) => {}
+        match Errno::result(got) {
+            Err(Errno::EINTR) => {}
             other => break other.map_err(closed)? as usize,
         }
     };
@@ -182,9 +189,9 @@ fn wait_at_most(stream: &UnixStream, until: Option<Instant>) -> io::Result<()> {
     }
 }
 
-fn closed(errno: nix::errno::Errno) -> FrameError {
+fn closed(errno: Errno) -> FrameError {
     match errno {
-        nix::errno::Errno::EPIPE | nix::errno::Errno::ECONNRESET => FrameError::Closed,
+        Errno::EPIPE | Errno::ECONNRESET => FrameError::Closed,
         other => FrameError::Io(other.into()),
     }
 }
@@ -217,6 +224,34 @@ mod tests {
         let (left, right) = UnixStream::pair().unwrap();
         (&left).write_all(&[2, 0, 0, 0, b'{', b'{']).unwrap();
         assert!(matches!(receive::<String>(&right), Err(FrameError::Malformed(_))));
+    }
+
+    #[test]
+    fn a_message_waits_for_others_descriptors_to_arrive() {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        // A user of nobody else's, in this thread alone.
+        const USER: u32 = 4_123_456;
+        const MOST: u64 = 1000;
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, MOST.min(hard), hard).unwrap();
+        std::thread::spawn(|| {
+            // SAFETY: takes three integers, and changes this thread.
+            unsafe { libc::syscall(libc::SYS_setresuid, USER, USER, USER) };
+            let (left, right) = UnixStream::pair().unwrap();
+            let file = std::fs::File::open("/dev/null").unwrap();
+            let descriptors = [file.as_fd(); MOST_DESCRIPTORS];
+            let count = MOST as usize / MOST_DESCRIPTORS + 3;
+            let began = Instant::now();
+            let receiver = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(200));
+                (0..count).map(|_| receive::<usize>(&right).unwrap().1.len()).sum::<usize>()
+            });
+            (0..count).for_each(|number| send(&left, &number, &descriptors).unwrap());
+            assert!(began.elapsed() >= Duration::from_millis(200), "there was room for all at once");
+            assert_eq!(receiver.join().unwrap(), count * MOST_DESCRIPTORS);
+        })
+        .join()
+        .unwrap();
     }
 
     /// The descriptors of a file that this process has open.

@@ -71,12 +71,15 @@ fn child_of(site: &NodeSite, child: Handle) -> Result<&'static Graph> {
     }
     // One that is being captured has no end yet.
     found.refresh(child)?;
-    if found.has_one_instance() { Err(CUDA_ERROR_NOT_SUPPORTED) } else { Ok(found) }
+    if found.has_conditions() { Err(CUDA_ERROR_NOT_SUPPORTED) } else { Ok(found) }
 }
 
 /// The node has the child's nodes as they are now, and holds what the child holds.
 fn add_child(site: &NodeSite, child: Handle) -> Result<()> {
     let found = child_of(site, child)?;
+    if found.has_one_instance() {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
     let (graph, after) = site.find()?;
     if graph.is_captured_now() {
         return add_child_to_capture(site, graph, after, found);
@@ -100,6 +103,10 @@ fn move_child(site: &NodeSite, child: Handle) -> Result<()> {
     let (graph, after) = site.find()?;
     if found.state().owner.is_some() || found.device != graph.device {
         return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // A graph in another one takes no more memory than it has.
+    if graph.state().owner.is_some() && !found.all_memory().is_empty() {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let number = match graph.is_captured_now() {
         // It comes into the node when the capture ends.

@@ -38,7 +38,8 @@ fn destroy_node(handle: Handle) -> Result<()> {
     let node = arena::get::<Node>(handle)?;
     let graph = arena::get::<Graph>(node.graph)?;
     graph.refresh(node.graph)?;
-    if matches!(graph.state().entry(node.number)?.kind, ALLOCATE | FREE) {
+    let takes_memory = matches!(graph.state().entry(node.number)?.kind, ALLOCATE | FREE);
+    if takes_memory || graph.inside(Some(node.number)).iter().any(|inside| !inside.all_memory().is_empty()) {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     lane::ask(&GraphRemove { graph: graph.id, node: node.number })?;

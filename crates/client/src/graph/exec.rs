@@ -76,16 +76,13 @@ fn instantiate(out: Out<Handle>, of: Handle, flags: u64) -> Result<()> {
     }
     // One that is being captured has no end yet.
     graph.refresh(of)?;
-    let memory = {
-        let state = graph.state();
-        if state.has_one_instance() && state.instance.strong_count() != 0 {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
-        if !state.conditions.is_empty() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        state.memory.clone()
-    };
+    if graph.has_one_instance() && graph.state().instance.strong_count() != 0 {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    if !graph.state().conditions.is_empty() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let memory = graph.all_memory();
     let exec = NEXT.fetch_add(1, Ordering::Relaxed);
     lane::ask(&GraphInstantiate { graph: graph.id, exec, flags })?;
     let (held, only, resting) = (Mutex::new(graph.all_held()), Arc::new(()), Mutex::default());

@@ -216,11 +216,6 @@ pub fn known_nodes(handle: Handle) -> Result<u32> {
 }
 
 impl State {
-    fn has_one_instance(&self) -> bool {
-        let is_conditional = |entry: &Entry| entry.kind == parameters::CONDITIONAL;
-        !self.memory.is_empty() || self.nodes.iter().flatten().any(is_conditional)
-    }
-
     fn entry(&self, number: u32) -> Result<&Entry> {
         self.nodes.get(number as usize).and_then(Option::as_ref).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
@@ -292,21 +287,34 @@ impl Graph {
         Ok(handle)
     }
 
+    /// The graphs in its nodes, of one node or of all.
+    fn inside(&self, node: Option<u32>) -> Vec<&'static Graph> {
+        let state = self.state();
+        let wanted = state.inside.iter().filter(|((number, _), _)| node.is_none_or(|node| node == *number));
+        wanted.filter_map(|(_, handle)| arena::get::<Graph>(*handle).ok()).collect()
+    }
+
     /// All that it holds, with the graphs in its nodes.
     fn all_held(&self) -> GraphResources {
-        let (mut held, inside) = {
-            let state = self.state();
-            (state.held.clone(), state.inside.values().copied().collect::<Vec<_>>())
-        };
-        for graph in inside.into_iter().filter_map(|handle| arena::get::<Graph>(handle).ok()) {
-            held.extend(graph.all_held());
-        }
+        let mut held = self.state().held.clone();
+        self.inside(None).into_iter().for_each(|graph| held.extend(graph.all_held()));
         held
     }
 
-    /// Whether it has one instance at a time, no copies, and is in no other: it takes memory, or has conditions.
+    /// Its nodes with memory, and those of the graphs in its nodes.
+    fn all_memory(&self) -> Vec<MemoryNode> {
+        let mut memory = self.state().memory.clone();
+        self.inside(None).into_iter().for_each(|graph| memory.extend(graph.all_memory()));
+        memory
+    }
+
+    fn has_conditions(&self) -> bool {
+        self.state().nodes.iter().flatten().any(|entry| entry.kind == parameters::CONDITIONAL)
+    }
+
+    /// Whether it has one instance at a time and no copies: it takes memory, or has conditions.
     fn has_one_instance(&self) -> bool {
-        self.state().has_one_instance()
+        self.has_conditions() || !self.all_memory().is_empty()
     }
 
     /// Ends the handles of its nodes, and of the graphs in them.

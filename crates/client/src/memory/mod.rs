@@ -6,6 +6,7 @@ mod map;
 mod pinned;
 mod pointer;
 mod pool;
+mod pool_memory;
 mod register;
 mod virtual_memory;
 

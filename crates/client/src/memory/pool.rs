@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda::types::{LOCATION_DEVICE, MemAccessDesc, MemLocation, MemPoolProps};
 use rekindle_cuda::{
@@ -24,6 +24,7 @@ use crate::{context, device, graph, lane, session};
 
 use super::map::{self, Allocation, Purpose};
 use super::pinned;
+use super::pool_memory::PoolMemory;
 
 struct Pool {
     device: u8,
@@ -33,9 +34,7 @@ struct Pool {
     /// Another process's: allocations of it come by [`import_pointer`].
     imported: bool,
     reuse: [AtomicU64; 3],
-    threshold: AtomicU64,
-    used: AtomicU64,
-    used_high: AtomicU64,
+    memory: Mutex<PoolMemory>,
 }
 
 impl Object for Pool {
@@ -45,23 +44,18 @@ impl Object for Pool {
     }
 }
 
+impl Pool {
+    fn memory(&self) -> MutexGuard<'_, PoolMemory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Default and current pool of each device.
 static POOLS: Mutex<[(Handle, Handle); 8]> = Mutex::new([(Handle::NULL, Handle::NULL); 8]);
 
 fn make(device: u8, default: bool, handle_types: u32, imported: bool) -> Result<Handle> {
-    let on = || AtomicU64::new(1);
-    let zero = || AtomicU64::new(0);
-    let reuse = [on(), on(), on()];
-    arena::insert(Pool {
-        device,
-        default,
-        handle_types,
-        imported,
-        reuse,
-        threshold: zero(),
-        used: zero(),
-        used_high: zero(),
-    })
+    let reuse = [1; 3].map(AtomicU64::new);
+    arena::insert(Pool { device, default, handle_types, imported, reuse, memory: Mutex::default() })
 }
 
 fn pools(device: i32) -> Result<(Handle, Handle)> {
@@ -109,8 +103,7 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, stream: Handle) -
         return out.put(graph::memory::capture_allocation(target, capture.id, bytes)?);
     }
     let address = lane::ask(&MemoryAllocateAsync { device: pool.device, bytes, stream: target.id })?;
-    let used = pool.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    pool.used_high.fetch_max(used, Ordering::Relaxed);
+    pool.memory().take(bytes);
     map::note(address, bytes, Purpose::Pooled { pool: handle })?;
     out.put(address)
 }
@@ -134,7 +127,7 @@ fn free(address: u64, stream: Handle) -> Result<()> {
     match freed.purpose {
         Purpose::Pooled { pool } => {
             if let Ok(pool) = arena::get::<Pool>(pool) {
-                pool.used.fetch_sub(freed.bytes, Ordering::Relaxed);
+                pool.memory().free(freed.bytes);
             }
             lane::post(&MemoryFreeAsync { device: freed.device, address, stream: target.id }, &[])
         }
@@ -228,6 +221,7 @@ exports! {
     call fn cuMemFreeAsync | cuMemFreeAsync_ptsz [stream] (address: u64, stream: Handle) { free(address, stream) }
     call fn cuMemPoolTrimTo(pool: Handle, keep: usize) {
         let pool = arena::get::<Pool>(pool)?;
+        pool.memory().trim(keep as u64);
         lane::post(&PoolTrim { device: pool.device, keep: keep as u64 }, &[])
     }
     ready fn cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: In<u32>) {
@@ -238,24 +232,30 @@ exports! {
             return Ok(());
         }
         let value = In(value.0.cast::<u64>()).get()?;
+        let mut memory = pool.memory();
         match attribute {
-            FIRST_WIDE => pool.threshold.store(value, Ordering::Relaxed),
-            6 if value == 0 => {}
-            8 if value == 0 => pool.used_high.store(pool.used.load(Ordering::Relaxed), Ordering::Relaxed),
+            FIRST_WIDE => memory.threshold = value,
+            6 if value == 0 => memory.reserved_high = memory.reserved(),
+            8 if value == 0 => memory.used_high = memory.used,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
         Ok(())
     }
     ready fn cuMemPoolGetAttribute(pool: Handle, attribute: u32, out: Out<u32>) {
         let pool = arena::get::<Pool>(pool)?;
-        let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        match attribute {
-            1..=3 => out.put(load(&pool.reuse[attribute as usize - 1]) as u32),
-            FIRST_WIDE => Out(out.0.cast()).put(load(&pool.threshold)),
-            5 | 7 => Out(out.0.cast()).put(load(&pool.used)),
-            6 | 8 => Out(out.0.cast()).put(load(&pool.used_high)),
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        if let Some(reuse) = (attribute as usize).checked_sub(1).and_then(|index| pool.reuse.get(index)) {
+            return out.put(reuse.load(Ordering::Relaxed) as u32);
         }
+        let memory = pool.memory();
+        let value = match attribute {
+            FIRST_WIDE => memory.threshold,
+            5 => memory.reserved(),
+            6 => memory.reserved_high,
+            7 => memory.used,
+            8 => memory.used_high,
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        Out(out.0.cast()).put(value)
     }
     ready fn cuMemPoolSetAccess(pool: Handle, access: In<MemAccessDesc>, count: usize) {
         let pool = arena::get::<Pool>(pool)?;
