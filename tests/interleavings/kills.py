@@ -83,7 +83,7 @@ class Command:
         try:
             _, said = self.child.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            states = [(pid, machine.read(pid, "comm").strip(), machine.read(pid, "wchan")) for pid in machine.processes_of(self.rekindle)]
+            states = machine.states(self.rekindle)
             self.child.kill()
             raise AssertionError(f"{self.words} has not ended within {PATIENCE} s; {states}") from None
         return Told(self.words, self.child.returncode, said.strip(), time.monotonic() - self.began)

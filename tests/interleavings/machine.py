@@ -87,6 +87,16 @@ def daemon(rekindle):
     return int((rekindle.state / "lock").read_text().split()[1])
 
 
+def states(rekindle):
+    """What each process waits for, thread by thread, and who traces it."""
+    found = []
+    for pid, words in processes_of(rekindle).items():
+        threads = [int(thread) for thread in os.listdir(f"/proc/{pid}/task")] if is_alive(pid) else []
+        waits = [(thread, read(pid, f"task/{thread}/wchan"), status(f"{pid}/task/{thread}", "TracerPid")) for thread in threads]
+        found.append((pid, " ".join(words)[:80], waits))
+    return found
+
+
 def processes_of(rekindle):
     """All with this Rekindle's places among their words or in their environment, and their descendants, with their words."""
     found = set()
