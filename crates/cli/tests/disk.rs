@@ -186,7 +186,9 @@ fn gpu_memory_that_is_lost_while_it_is_loaded_ends_the_program() {
     rekindle.let_go("loading-begun");
     let said = end_of(&rekindle, "again");
     assert!(said.contains("image \"image\"") && said.contains("1048576 bytes long"), "{said}");
-    assert!(rekindle.lines("again").is_empty(), "it saw contents that were not there");
+    // What it had copied before it was stopped it may tell of still.
+    let lines = rekindle.lines("again");
+    assert!(lines.len() <= 1, "it saw contents that were not there: {lines:?}");
 }
 
 #[test]
