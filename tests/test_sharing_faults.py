@@ -41,6 +41,8 @@ print("ready", flush=True)
 print(driver.cuStreamSynchronize(0)[0].name, flush=True)
 sys.exit(1)
 """
+# Of a worker that was started just now, seconds.
+START_LIMIT = 20
 # Each point of the way at which the program can still go on with another process.
 BEFORE = ["migrate-begun", "migrate-saved", "migrate-restored", "migrate-parted", "migrate-handed-over"]
 
@@ -292,6 +294,9 @@ def test_without_a_daemon_they_are_told(rekindle):
     programs.go_to(programs.to + 1)
     # Only then may there be a daemon again: one of them it would be told by, if it had waited.
     rekindle.wait(lambda: "RuntimeError: <CUresult.CUDA_ERROR_ILLEGAL_ADDRESS" in logs(), "a to be told")
+    began = time.monotonic()
+    rekindle("ps")
+    assert time.monotonic() - began < START_LIMIT, "it waited for workers that are gone to listen"
     rekindle.wait_end("a")
 
 
