@@ -35,7 +35,6 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     };
     let files = arguments.next().filter(|word| !word.is_empty()).map(PathBuf::from);
     let writable = arguments.filter_map(|word| word.into_string().ok()).collect();
-    choose_cryptography();
     let stores = Stores::new(Duration::from_secs(patience), files, writable);
     match run(most, stores, ExchangeLimits { gpu, host }) {
         Ok(()) => ExitCode::SUCCESS,
@@ -44,11 +43,6 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Fails only where somebody has chosen some already.
-pub(crate) fn choose_cryptography() {
-    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 fn run(most: u64, stores: Stores, handed_on: ExchangeLimits) -> std::io::Result<()> {

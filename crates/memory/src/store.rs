@@ -64,6 +64,8 @@ impl Stores {
         // What programs name is looked for where it really lies.
         let files = files.map(|files| files.canonicalize().unwrap_or(files));
         let writable = writable.into_iter().filter(|one| !one.is_empty()).collect();
+        // Fails only where somebody has chosen one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let (client, replace_lock) = (reqwest::Client::new(), ReplaceLock::default());
         Stores { known: Mutex::default(), patience, files, writable, client, replace_lock }
     }
@@ -310,7 +312,6 @@ mod tests {
 
     #[test]
     fn what_may_be_written_begins_as_was_said() {
-        crate::process::choose_cryptography();
         let writable = vec!["http://host/out".to_string(), "file:///tmp/".to_string()];
         let stores = Stores::new(Duration::ZERO, Some("/".into()), writable);
         let may = |name: &str| stores.check_write(name, &stores.find(name).unwrap()).is_ok();
