@@ -72,7 +72,7 @@ def test_requests_starts_wakes_and_memory_are_told(page):
     woken = now.get("service_start_seconds_count", **{"from": "asleep-host"})
     # The crash may have met an instance that was being woken for it.
     assert 2 <= woken <= now.get("operation_seconds_count", operation="wake") and now.get("service_start_failures_total") <= 1
-    assert now.get("operation_seconds_count", operation="checkpoint") == 1 and now.get("operation_failures_total") == 0
+    assert now.get("operation_seconds_count", operation="checkpoint") == 1 and now.get("operation_failures_total") <= 1
     took = sum(
         trace["total_us"]
         for trace in page.rekindle.json("trace", "web-1", "--svg", page.rekindle.root / "picture.svg")["traces"]

@@ -5,14 +5,28 @@ from pathlib import Path
 
 from celery import Celery
 from counter import Counter
+from kombu.transport import filesystem
 
 place = Path(os.environ["CELERY_PLACE"])
-for name in ("messages", "results", "control"):
-    (place / name).mkdir(parents=True, exist_ok=True)
+drafts = place / "drafts" / str(os.getpid())
+for directory in (place / "messages", place / "results", place / "control", drafts):
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+class Channel(filesystem.Channel):
+    """Messages come as a whole: who takes one of the transport's own may read it before it is written, and it is lost."""
+
+    def _put(self, queue, payload, **options):
+        super()._put(queue, payload, **options)
+        for draft in drafts.iterdir():
+            draft.rename(place / "messages" / draft.name)
+
+
+filesystem.Transport.Channel = Channel
 app = Celery("counter", broker="filesystem://", backend=f"file://{place}/results")
 app.conf.broker_transport_options = {
     "data_folder_in": str(place / "messages"),
-    "data_folder_out": str(place / "messages"),
+    "data_folder_out": str(drafts),
     "control_folder": str(place / "control"),
     "store_processed": False,
 }
