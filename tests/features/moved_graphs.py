@@ -72,6 +72,7 @@ def setup():
     refused = {
         "a second instance": driver.cuGraphInstantiate(taker, 0)[0],
         "a copy": driver.cuGraphClone(taker)[0],
+        "an instance of the part": driver.cuGraphInstantiate(taking, 0)[0],
         "memory beside what it has": driver.cuGraphAddMemAllocNode(taking, None, 0, wanted)[0],
     }
     assert driver.CUresult.CUDA_SUCCESS not in refused.values(), refused

@@ -83,6 +83,10 @@ fn instantiate(out: Out<Handle>, of: Handle, flags: u64) -> Result<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let memory = graph.all_memory();
+    // Of a graph in another one that has the instance.
+    if graph.state().owner.is_some() && !memory.is_empty() {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
     let exec = NEXT.fetch_add(1, Ordering::Relaxed);
     lane::ask(&GraphInstantiate { graph: graph.id, exec, flags })?;
     let (held, only, resting) = (Mutex::new(graph.all_held()), Arc::new(()), Mutex::default());

@@ -29,7 +29,7 @@ impl PoolMemory {
 
     /// Keeps so many bytes at least, if it has them.
     pub fn trim(&mut self, keep: u64) {
-        self.taken = self.least().max(self.taken.min(keep.next_multiple_of(STEP)));
+        self.taken = self.least().max(self.taken.min(keep).next_multiple_of(STEP));
     }
 
     pub fn reserved(&self) -> u64 {
@@ -61,6 +61,7 @@ mod tests {
         pool.free(512);
         assert_eq!(pool.reserved(), STEP);
         pool.trim(u64::MAX);
+        assert_eq!((pool.used, pool.reserved()), (0, STEP));
         pool.trim(0);
         assert_eq!((pool.used, pool.reserved()), (0, 0));
     }
