@@ -67,7 +67,9 @@ class Rekindle:
         took = time.perf_counter() - start
         (new,) = {one["name"] for one in self.services()[service]["instances"]} - before
         phases = self.instance.json("trace", new, "--svg", "/dev/null")["traces"][-1]["phases"]
-        return {"whole_s": took, "gpu_half_s": sum(row["duration_us"] for row in phases if row["lane"] == "gpu half") / 1e6}
+        half = [row for row in phases if row["lane"] == "gpu half"]
+        parts = {row["name"]: row["duration_us"] / 1e6 for row in half}
+        return {"whole_s": took, "gpu_half_s": sum(row["duration_us"] for row in half) / 1e6, "gpu_half_parts_s": parts}
 
     def gpu_bytes(self):
         return used_bytes(self.instance)

@@ -15,6 +15,7 @@ use rekindle_device::{Device, Event, Result, Stream};
 use super::lane::{StreamWork, Task};
 use super::link::Link;
 use super::order::Order;
+use super::overtake::Computes;
 use super::piece::{Direction, RemainingCopy};
 use super::queues::Queues;
 
@@ -50,9 +51,10 @@ impl Lanes {
         link: Option<Arc<Link>>,
         legacy: Stream,
         order_event: Event,
+        computes: Arc<Computes>,
     ) -> Arc<Lanes> {
         Arc::new_cyclic(|own: &Weak<Lanes>| {
-            let client = link.as_ref().map_or(0, |link| link.join(own.clone()));
+            let client = link.as_ref().map_or(0, |link| link.join(own.clone(), computes));
             let queues = Queues::new(device, link, client, order_event);
             let state = State { order: Order::new(legacy), queues };
             Lanes { state: Mutex::new(state), issued: Condvar::new() }
@@ -138,13 +140,15 @@ impl Lanes {
         device.stream_wait_event(stream, event, flags)
     }
 
-    /// Issues a copy over the link, or as much of it as is the client's turn.
+    /// Issues a copy over the link, or as much of it as is the client's turn. `reaches` says whether a kernel of the client's
+    /// could make it.
     pub(super) fn copy(
         &self,
         way: Direction,
         mut rest: RemainingCopy,
         stream: Stream,
         whole: impl FnOnce(&dyn Device, Stream) -> Result<()>,
+        reaches: impl FnOnce() -> bool,
     ) -> Result<()> {
         let (mut state, stream) = self.enter(stream)?;
         let queues = &mut state.queues;
@@ -155,9 +159,12 @@ impl Lanes {
         if queues.is_behind(stream) {
             queues.push(stream, Vec::new(), Task::Copy(way, rest));
         } else if let Some(event) = queues.take_small(&link, stream, rest.left())? {
-            let device = queues.device().clone();
+            let (device, client) = (queues.device().clone(), queues.client());
             drop(state);
-            whole(&*device, stream)?;
+            match rest.line().zip(link.overtaking(way, client)).filter(|_| reaches()) {
+                Some((line, kernels)) => kernels.copy(&*device, line, stream)?,
+                None => whole(&*device, stream)?,
+            }
             return device.event_record(event, stream, 0);
         } else if !queues.advance(&link, stream, way, &mut rest)? {
             queues.push(stream, Vec::new(), Task::Copy(way, rest));

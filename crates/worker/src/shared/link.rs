@@ -16,6 +16,7 @@ use rekindle_protocol::worker::DEFAULT_LINK_WEIGHT;
 
 use super::fair_queue::{ClientId, CopyRank, FairQueue, InFlight};
 use super::lanes::Lanes;
+use super::overtake::{Computes, CopyKernels};
 use super::piece::Direction;
 use super::settings::Settings;
 
@@ -26,6 +27,8 @@ const FIRST_NAP: Duration = Duration::from_micros(20);
 const LAST_NAP: Duration = Duration::from_micros(500);
 /// A piece that is behind others for so long may be behind other work of the driver: those that overtook it count no more.
 const OVERTAKEN: Duration = Duration::from_millis(2);
+/// With such a part of a piece under way a small copy is faster past it than behind it.
+const BUSY: u64 = 4;
 /// One that is first for so long does not wait for the link.
 const STUCK: Duration = Duration::from_secs(1);
 
@@ -36,6 +39,8 @@ pub(crate) struct Link {
 struct Shared {
     device: Arc<dyn Device>,
     settings: Settings,
+    /// For small copies while large ones are under way.
+    kernels: Option<CopyKernels>,
     state: Mutex<State>,
     wake: Condvar,
 }
@@ -55,6 +60,7 @@ struct State {
 /// A client that copies over the link.
 struct Member {
     lanes: Weak<Lanes>,
+    computes: Arc<Computes>,
     weight: u32,
     /// Since when a copy of the program's waits for its turn, by direction, and how long such have waited.
     waits_since: [Option<Instant>; 2],
@@ -62,13 +68,15 @@ struct Member {
 }
 
 impl Link {
-    /// The scheduler of a device's context; none where the settings are `off`.
+    /// The scheduler of a device's context, which is current; none where the settings are `off`.
     pub(super) fn new(
         device: Arc<dyn Device>,
         settings: Option<Settings>,
     ) -> std::io::Result<Option<Arc<Link>>> {
         let Some(settings) = settings else { return Ok(None) };
-        let shared = Arc::new(Shared { device, settings, state: Mutex::default(), wake: Condvar::new() });
+        let kernels = CopyKernels::open(&*device);
+        let (state, wake) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { device, settings, kernels, state, wake });
         let thread = shared.clone();
         std::thread::Builder::new().name("link".into()).spawn(move || thread.run())?;
         Ok(Some(Arc::new(Link { shared })))
@@ -78,12 +86,12 @@ impl Link {
         &self.shared.settings
     }
 
-    pub(super) fn join(&self, lanes: Weak<Lanes>) -> ClientId {
+    pub(super) fn join(&self, lanes: Weak<Lanes>, computes: Arc<Computes>) -> ClientId {
         let mut state = self.shared.state();
         state.last_client += 1;
         let id = state.last_client;
         let (weight, waits_since, waited) = (DEFAULT_LINK_WEIGHT, [None; 2], Duration::ZERO);
-        state.clients.insert(id, Member { lanes, weight, waits_since, waited });
+        state.clients.insert(id, Member { lanes, computes, weight, waits_since, waited });
         id
     }
 
@@ -146,6 +154,19 @@ impl Link {
             }
             None => way.bytes[rank as usize] -= bytes,
         }
+    }
+
+    /// What copies something small past what is under way; none where the copy engine does it as soon, or where another client's
+    /// kernels would hold it up.
+    pub(super) fn overtaking(&self, way: Direction, client: ClientId) -> Option<&CopyKernels> {
+        let kernels = self.shared.kernels.as_ref()?;
+        let state = self.shared.state();
+        let busy: u64 = state.ways[way as usize].bytes.iter().sum();
+        let own = &state.clients.get(&client)?.computes;
+        let mut others = state.clients.iter().filter(|(other, _)| **other != client);
+        let free = busy >= self.shared.settings.piece / BUSY
+            && !others.any(|(_, other)| other.computes.hinders(own));
+        free.then_some(kernels)
     }
 
     /// Has the client's lanes be looked at soon, for work of its own to be done.

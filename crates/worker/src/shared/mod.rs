@@ -19,6 +19,7 @@ mod lane;
 mod lanes;
 mod link;
 mod order;
+mod overtake;
 mod owned;
 mod piece;
 mod queues;

@@ -1,7 +1,7 @@
 //! What a client has of a context that it shares: all of it is given back when the client ends, in whatever state it is
 //! then.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use rekindle_device::{Array, Device, Event, Graph, GraphExec, Memory, Module, Result, Stream, ViewKind};
@@ -22,15 +22,26 @@ pub(super) struct Owned {
     pub arrays: HashSet<Array>,
     pub memory: HashSet<Memory>,
     /// Where something is mapped, and its bytes.
-    pub mapped: HashMap<u64, u64>,
+    pub mapped: BTreeMap<u64, u64>,
     pub reserved: HashMap<u64, u64>,
-    pub registered: HashSet<u64>,
+    /// Memory of the host that the GPU knows, and its bytes.
+    pub registered: BTreeMap<u64, u64>,
 }
 
 impl Owned {
     /// All that may have work.
     pub(super) fn all_streams(&self) -> Vec<Stream> {
         self.streams.keys().copied().chain(self.former.iter().map(|(stream, _)| *stream)).collect()
+    }
+
+    /// Whether all of this is memory of the GPU, or of the host and known to it, that is one piece.
+    pub(super) fn reaches(&self, address: u64, bytes: u64) -> bool {
+        [&self.mapped, &self.registered].into_iter().any(|ranges| {
+            let before = ranges.range(..=address).next_back();
+            before.is_some_and(|(start, length)| {
+                address - start < *length && bytes <= length - (address - start)
+            })
+        })
     }
 
     /// Gives former streams back whose work is done.
@@ -53,8 +64,12 @@ impl Owned {
         self.events.drain().for_each(|event| left.note(device.event_destroy(event)));
         self.streams.drain().for_each(|(stream, _)| left.note(device.stream_destroy(stream)));
         self.former.drain(..).for_each(|(stream, _)| left.note(device.stream_destroy(stream)));
-        self.registered.drain().for_each(|address| left.note(device.host_unregister(address)));
-        self.mapped.drain().for_each(|(address, bytes)| left.note(device.unmap(address, bytes)));
+        std::mem::take(&mut self.registered)
+            .into_keys()
+            .for_each(|address| left.note(device.host_unregister(address)));
+        std::mem::take(&mut self.mapped)
+            .into_iter()
+            .for_each(|(address, bytes)| left.note(device.unmap(address, bytes)));
         self.memory.drain().for_each(|memory| left.note(device.memory_release(memory)));
         self.reserved.drain().for_each(|(address, bytes)| left.note(device.unreserve(address, bytes)));
         if !has_failed {

@@ -53,6 +53,12 @@ impl RemainingCopy {
         Direction::of(self.copy.to, self.copy.from)
     }
 
+    /// Target, source and length of one that is whole and has one row.
+    pub fn line(&self) -> Option<(u64, u64, u64)> {
+        let Copy3D { to, from, width, height, depth, .. } = self.copy;
+        (self.at == (0, 0, 0) && height * depth == 1).then_some((to, from, width))
+    }
+
     /// Bytes that are left.
     pub fn left(&self) -> u64 {
         let Copy3D { width, height, depth, .. } = self.copy;

@@ -123,6 +123,10 @@ impl Queues {
     }
 
     /// The scheduler of the client's copies; none where they are issued as they come.
+    pub(super) fn client(&self) -> ClientId {
+        self.client
+    }
+
     pub(super) fn link(&self) -> Option<Arc<Link>> {
         self.link.clone().filter(|_| !self.is_capturing())
     }

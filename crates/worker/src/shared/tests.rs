@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rekindle_device::{Access, Copy3D, DEVICE_RANGE, Device, Event, MemorySet, Stream};
@@ -321,4 +321,33 @@ fn copies_larger_than_the_window_wait_and_come() {
     model.act(&Action::Check { stream: 3 });
     assert!(model.has_waited);
     assert!(model.device.close(Duration::from_secs(20)));
+}
+
+#[test]
+fn a_small_copy_overtakes_what_another_client_copies_unless_that_computes_everywhere() {
+    let config = Config::parse("memory=256M,bandwidth=20M,threads=1").unwrap();
+    let gpu = rekindle_emulated::platform(&config).unwrap().open(0).unwrap();
+    gpu.bind().unwrap();
+    let link = Link::new(gpu.clone(), Some(SETTINGS)).unwrap().unwrap();
+    let mut large = Model::new(gpu.clone(), link.clone(), 0);
+    let mut small = Model::new(gpu, link, 1);
+    // A window takes 6 ms on this link.
+    let mut least = |large: &mut Model| {
+        let one = |seed: usize| {
+            large.act(&Action::Up { stream: 1, at: 0, bytes: REGION, seed });
+            let began = Instant::now();
+            small.act(&Action::Up { stream: 1, at: 16 * seed, bytes: 4096 + seed, seed });
+            small.act(&Action::Check { stream: 1 });
+            let took = began.elapsed();
+            large.act(&Action::Check { stream: 1 });
+            took
+        };
+        (0..8).map(one).min().unwrap()
+    };
+    let overtaking = least(&mut large);
+    assert!(overtaking < Duration::from_millis(3), "{overtaking:?}");
+    large.device.computes().launches_widely();
+    let behind = least(&mut large);
+    assert!(behind > Duration::from_millis(3), "{behind:?}");
+    assert!(large.device.close(Duration::from_secs(20)) && small.device.close(Duration::from_secs(20)));
 }

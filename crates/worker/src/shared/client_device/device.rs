@@ -95,11 +95,11 @@ impl Device for ClientDevice {
         self.open()?.protect(address, bytes, access)
     }
     fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
-        let note = |owned: &mut Owned, ()| owned.registered.insert(address);
+        let note = |owned: &mut Owned, ()| owned.registered.insert(address, bytes);
         self.make(|device| device.host_register(address, bytes), note)
     }
     fn host_register_read_only(&self, address: u64, bytes: u64) -> Result<()> {
-        let note = |owned: &mut Owned, ()| owned.registered.insert(address);
+        let note = |owned: &mut Owned, ()| owned.registered.insert(address, bytes);
         self.make(|device| device.host_register_read_only(address, bytes), note)
     }
     fn host_unregister(&self, address: u64) -> Result<()> {
@@ -264,6 +264,7 @@ impl Device for ClientDevice {
     }
 
     fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
+        self.computes.launches(&*self.device, launch.grid);
         self.work(
             stream,
             |device, stream| device.launch(function, launch, stream, parameters),
@@ -369,6 +370,7 @@ impl Device for ClientDevice {
         self.noted(open.graph_exec_update(exec, graph))
     }
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        self.computes.launches_widely();
         self.small_work(stream, move |device, stream| device.graph_launch(exec, stream))
     }
     fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {

@@ -22,6 +22,7 @@ use crate::shared::lane::StreamWork;
 use crate::shared::lanes::{IssueSlot, Lanes, State};
 use crate::shared::link::{Link, UNTIMED};
 use crate::shared::order::are_done;
+use crate::shared::overtake::Computes;
 use crate::shared::owned::Owned;
 use crate::shared::piece::RemainingCopy;
 
@@ -35,6 +36,7 @@ pub(crate) struct ClientDevice {
     /// What its streams are given goes through these.
     lanes: Arc<Lanes>,
     owned: Arc<Mutex<Owned>>,
+    computes: Arc<Computes>,
     /// Limits that the client has asked for.
     limits: Mutex<Vec<(u32, u64)>>,
     /// The client is about to end: no call begins any more.
@@ -85,10 +87,12 @@ impl ClientDevice {
     ) -> Result<Arc<ClientDevice>> {
         let legacy = device.stream_create(NON_BLOCKING, 0)?;
         let order = device.event_create(UNTIMED)?;
+        let computes = Arc::new(Computes::new());
         let owned = Owned { streams: [(legacy, 0)].into(), events: [order].into(), ..Owned::default() };
         Ok(Arc::new(ClientDevice {
-            lanes: Lanes::new(device.clone(), link, legacy, order),
+            lanes: Lanes::new(device.clone(), link, legacy, order, computes.clone()),
             device,
+            computes,
             owned: Arc::new(Mutex::new(owned)),
             limits: Mutex::default(),
             closing: AtomicBool::new(false),
@@ -186,6 +190,11 @@ impl ClientDevice {
         state.queues.is_behind(state.order.real(stream))
     }
 
+    #[cfg(test)]
+    pub(super) fn computes(&self) -> &Computes {
+        &self.computes
+    }
+
     /// What is copied on this stream is not the program's own.
     pub(crate) fn set_background(&self, stream: Stream) {
         let mut state = self.lanes.state();
@@ -224,7 +233,10 @@ impl ClientDevice {
         owned.sweep(&*self.device);
         let moved = self.device.bind().and_then(|()| self.replace_streams(&mut state, &mut owned, &portion));
         match moved {
-            Ok(()) => *lock(&self.portion) = portion,
+            Ok(()) => {
+                self.computes.moved_to(portion.as_ref().map_or(0, |portion| Arc::as_ptr(portion).addr()));
+                *lock(&self.portion) = portion;
+            }
             Err(code) => log::error!("a client's streams stay on the multiprocessors that they have: {code}"),
         }
     }
@@ -339,7 +351,13 @@ impl ClientDevice {
         match rest.way().filter(|_| rest.left() > 0) {
             Some(way) => {
                 let _open = self.open()?;
-                self.noted(self.lanes.copy(way, rest, stream, whole))
+                let reaches = || {
+                    let (owned, line) = (self.owned(), rest.line());
+                    line.is_some_and(|(to, from, bytes)| {
+                        owned.reaches(to, bytes) && owned.reaches(from, bytes)
+                    })
+                };
+                self.noted(self.lanes.copy(way, rest, stream, whole, reaches))
             }
             None => self.small_work(stream, whole),
         }
