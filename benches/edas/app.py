@@ -1,7 +1,7 @@
 """A function of the benchmark as a class of Rekindle's; which one, and how, the environment says.
 
 EDAS_FUNCTION names it. EDAS_DATA is `declared`: its object is declared data, which comes from the store when an instance wants it;
-or `image`: the object is on the GPU when the image is taken.
+or `image`: the object is on the GPU when the image is taken. EDAS_SHARE: with whom it shares contexts, if with anybody.
 """
 
 import json
@@ -24,6 +24,7 @@ app = rekindle.App(f"edas-{NAME}")
 @app.cls(
     gpu=GPU,
     data=DATA,
+    share=os.environ["EDAS_SHARE"] or None,
     concurrency=1,
     max_containers=ROW["most"],
     scaledown_window=float(os.environ["EDAS_IDLE"]),

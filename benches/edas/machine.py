@@ -97,9 +97,9 @@ class GpuMemory:
                 self.values.append(int(line) << 20)
 
     def since(self, mark):
-        """Greatest and mean since there were so many values."""
+        """All since there were so many values, the greatest, and the mean."""
         values = self.values[mark:]
-        return {"most": max(values), "mean": sum(values) / len(values)} if values else None
+        return {"most": max(values), "mean": sum(values) / len(values), "values": values} if values else None
 
     def close(self):
         if self.process:

@@ -3,7 +3,8 @@
 make   BYTES              memory of the GPU and pinned memory of the host
 load   BYTES at TIME      copies so much to the GPU in pieces of 16 MB, as a program loads a model: seconds to the first piece, to all
 ask    until TIME         copies 64 KB to the GPU, has a kernel read it, copies 4 KB back, and waits, again and again: seconds of each
-flood  until TIME         copies 64 MB to the GPU, with a kernel behind, and on another stream as much back, again and again: bytes
+flood  until TIME, rounds copies 64 MB to the GPU, with a kernel behind, and on another stream as much back, again and again: bytes.
+                          The kernel takes all multiprocessors for so many rounds; none: it is a small one
 """
 
 import ctypes
@@ -28,7 +29,13 @@ extern "C" __global__ void add(unsigned *words, unsigned count) {
     unsigned at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at < count) words[at] += 1;
 }
+extern "C" __global__ void spin(unsigned *words, unsigned rounds) {
+    float a = threadIdx.x;
+    for (unsigned i = 0; i < rounds; ++i) a = a * 1.0001f + 1.0f;
+    if (a == 0.5f) words[0] = 1;
+}
 """
+WIDE = 4096
 
 
 class Program:
@@ -84,12 +91,15 @@ class Program:
         # Of very many, some from all over.
         return {"asked": len(times), "times_s": [round(took, 6) for took in times[:: max(1, len(times) // MOST_TIMES)]]}
 
-    def flood(self, until):
+    def flood(self, until, rounds=0):
         moved, count = 0, min(FLOOD, self.pinned_bytes // 2)
         while time.monotonic() < until:
             for _ in range(2):
                 call("cuMemcpyHtoDAsync", self.buffer, self.pinned, count, self.stream)
-                self.add()
+                if rounds:
+                    self.module.spin(WIDE, 256, self.buffer, rounds, stream=self.stream)
+                else:
+                    self.add()
                 call("cuMemcpyDtoHAsync", self.pinned + count, self.buffer + count, count, self.back)
                 moved += 2 * count
             call("cuStreamSynchronize", self.stream)

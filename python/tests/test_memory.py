@@ -1,5 +1,10 @@
 """GPU memory that functions have together with their declared data, where there is a limit."""
 
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from nodes import COUNT, expected, node_with, numbers
 
@@ -17,6 +22,30 @@ def test_declared_data_count_before_they_are_there_and_when_they_are():
         assert sums.total.remote() == expected(array)
         node.rekindle.wait(lambda: shown_bytes(node) >= 4 * COUNT, "the data to be seen")
         assert node.rekindle.json("services")["memory"]["limit_bytes"] == 64 * MB
+
+
+def test_data_on_their_way_count_for_as_long_as_that_takes():
+    with node_with(REKINDLE_SERVICE_MEMORY="64M") as node:
+        first, second = numbers(1), numbers(2)
+        place, url = node.file(first)
+        sums = node.deploy(url)
+        assert sums.total.remote() == expected(first)
+        # Other contents, so that the next instance has to wait for them.
+        node.end_instance()
+        place.write_bytes(second.tobytes())
+        (memory,) = node.memory_daemons()
+        os.kill(memory, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                answer = thread.submit(sums.total.remote)
+                node.rekindle.wait(lambda: any(one["pid"] for one in node.rekindle.sandboxes()), "an instance")
+                # Instances are measured each second.
+                time.sleep(3)
+                assert not answer.done() and shown_bytes(node) >= 4 * COUNT
+                os.kill(memory, signal.SIGCONT)
+                assert answer.result(60) == expected(second)
+        finally:
+            os.kill(memory, signal.SIGCONT)
 
 
 def test_a_function_whose_data_alone_are_more_than_the_limit_is_refused():

@@ -34,6 +34,8 @@ pub trait Instance: Send + Sync {
     fn end(&self);
     /// Returns when its program has ended, and says how.
     fn wait_end(&self) -> String;
+    /// Returns when its GPU memory is given back after its program's end, or when that takes too long.
+    fn wait_given_back(&self) {}
     /// A socket from which the program's loopback can be reached.
     fn socket(&self, is_v6: bool) -> io::Result<TcpSocket>;
 }

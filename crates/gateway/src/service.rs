@@ -249,7 +249,7 @@ impl Service {
         self.runtime.spawn(async move {
             let instance = upstream.instance.clone();
             let how = spawn_blocking(move || instance.wait_end()).await.unwrap_or_default();
-            service.has_ended(number, &upstream.name, how);
+            service.has_ended(number, upstream, how).await;
         });
     }
 
@@ -497,22 +497,23 @@ impl Service {
             let _ = spawn_blocking(move || instance.end()).await;
             return self.has_failed(number, why);
         }
-        let name = upstream.name.clone();
         self.tally.came(Origin::Image, Some(began.elapsed()));
         self.change(|state, now| {
-            state.upstreams.insert(number, upstream);
+            state.upstreams.insert(number, upstream.clone());
             state.policy.ready(number, now);
         });
         let how = end.await.unwrap_or_default();
-        self.has_ended(number, &name, how);
+        self.has_ended(number, upstream, how).await;
     }
 
-    fn has_ended(self: &Arc<Self>, number: u32, name: &str, how: String) {
-        let why = format!("the program of instance {name:?} {how}");
+    async fn has_ended(self: &Arc<Self>, number: u32, upstream: Arc<Upstream>, how: String) {
+        let why = format!("the program of instance {:?} {how}", upstream.name);
         self.change(|state, now| {
             state.upstreams.remove(&number);
             state.policy.ended(number, why, now);
         });
+        // Who is granted its memory is to find it.
+        let _ = spawn_blocking(move || upstream.instance.wait_given_back()).await;
         self.memory.gone(self.key(number));
     }
 

@@ -272,7 +272,8 @@ pub struct Parted {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeclaredData {
     pub url: String,
-    pub version: Version,
+    /// None while it is on its way.
+    pub version: Option<Version>,
     /// Of the memory.
     pub bytes: u64,
     /// Another program has made it.

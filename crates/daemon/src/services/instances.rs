@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rekindle_gateway::{Failure, Holding, Instance, Maker, Source, TcpSocket, Variant};
 use rekindle_protocol::daemon::{Level, State};
@@ -17,6 +18,10 @@ use crate::sandboxes::Sandbox;
 use crate::services::memory;
 use crate::services::variants::{self, PendingVariants};
 use crate::sleep::{self, wake};
+
+/// How long what an ended instance had of a GPU may take to be given back, and how often it is looked.
+const LEAVES_WITHIN: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Makes those of one service.
 pub struct InstanceMaker {
@@ -135,6 +140,13 @@ impl Instance for Member {
             Some((State::Stopped, ..)) => "was stopped with an image".to_string(),
             Some((_, Some(code), _)) => format!("ended (exit code {code})"),
             _ => "ended".to_string(),
+        }
+    }
+
+    fn wait_given_back(&self) {
+        let began = Instant::now();
+        while !self.sandbox.live_workers().is_empty() && began.elapsed() < LEAVES_WITHIN {
+            std::thread::sleep(LOOK);
         }
     }
 

@@ -101,7 +101,9 @@ pub fn held(daemon: &Daemon, sandbox: &Sandbox) -> Option<Holding> {
         let status = worker.glance()?;
         let datum = |owner: &String, one: DeclaredData| {
             let DeclaredData { url, version, bytes, is_shared } = one;
-            Datum { owner: owner.clone(), url, version: Some(version), bytes, is_maker: !is_shared }
+            // What is on its way may be another one's, and is no memory of the program's yet.
+            let is_maker = !is_shared && version.is_some();
+            Datum { owner: owner.clone(), url, version, bytes, is_maker }
         };
         let data = owner.iter().flat_map(|owner| status.declared.iter().map(|one| datum(owner, one.clone())));
         let data = Holding { own: 0, data: data.collect() };

@@ -103,12 +103,18 @@ impl Client {
             let hold = buffer.declared?;
             Some(DeclaredData {
                 url: declared.url.clone(),
-                version: declared.version.clone(),
+                version: Some(declared.version.clone()),
                 bytes: buffer.bytes,
                 is_shared: hold == Hold::Others,
             })
         };
-        self.data.declared().filter_map(row).collect()
+        let coming = self.data.loads.iter().filter(|load| load.is_loading()).map(|load| DeclaredData {
+            url: load.url.clone(),
+            version: None,
+            bytes: load.room,
+            is_shared: false,
+        });
+        self.data.declared().filter_map(row).chain(coming).collect()
     }
 
     /// All of what an image had at this address is there: it is not written to any more.
