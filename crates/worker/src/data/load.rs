@@ -83,18 +83,18 @@ impl Job {
             (Answer::Missing {}, _) => return Ok(self.clear(stop)?.map_err(|code| self.failed(code))),
             _ => return Err(io::Error::other("it answered something else").into()),
         };
+        let answered = began.elapsed();
         let window = match self.open_window(stop)? {
             Ok(window) => window,
             Err(code) => return Ok(Err(self.failed(code))),
         };
         let Job { gpu, stream: copies, basin, .. } = self;
         let pour = Pour { source: &source, window, gpu: &**gpu, stream: *copies, basin, stop };
-        let asked = began.elapsed();
+        let made = began.elapsed();
         let Poured { told, copied, is_lost } = pour.run(|ranges| self.follow(&stream, ranges));
+        let (url, whole) = (&self.url, began.elapsed());
         log::debug!(
-            "{}: memory to pour into after {asked:.1?}, poured after {:.1?}",
-            self.url,
-            began.elapsed()
+            "{url}: answered after {answered:.1?}, memory made after {made:.1?}, poured after {whole:.1?}"
         );
         if is_lost {
             log::warn!("memory of the host that {} lies in stays pinned in this worker", self.url);

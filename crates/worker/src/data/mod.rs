@@ -28,6 +28,7 @@ mod source;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CuResult};
 use rekindle_device::{Memory, Result};
@@ -320,7 +321,9 @@ impl Dispatcher {
         let mut load = client.data.loads.swap_remove(at);
         let State::Loading { hidden, .. } = load.state else { return };
         let (device, room) = (load.device, load.room);
+        let began = Instant::now();
         let shown = outcome.and_then(|came| client.show_data(&load, hidden, came));
+        log::debug!("{}: mapped in {:.1?}", load.url, began.elapsed());
         let waiting = std::mem::take(&mut load.waiting);
         let found = match shown {
             Ok((is_copied, source)) => {
@@ -356,7 +359,9 @@ impl Dispatcher {
         let Some(remote) = self.client.data.remote.clone() else { return };
         let Ok(gpu) = self.client.context(device).map(|context| context.device.clone()) else { return };
         self.later.push(move || {
+            let began = Instant::now();
             drop(source);
+            log::debug!("what data was loaded from is let go of after {:.1?}", began.elapsed());
             match gpu.bind().and_then(|()| gpu.unmap(window, room)) {
                 Ok(()) => remote.run(move |dispatcher| {
                     if let Ok(heap) = dispatcher.client.heap(device) {

@@ -11,6 +11,7 @@
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rekindle_cuda::CUDA_ERROR_UNKNOWN;
 use rekindle_device::{Device, Event, Result, Stream};
@@ -88,8 +89,14 @@ impl<'p> Pour<'p> {
             return (Err(code), false);
         }
         if !is_small {
-            let copied = self.copy_known(ranges);
+            let mut learned = (0, Duration::ZERO);
+            let copied = self.copy_known(ranges, &mut learned);
+            let began = Instant::now();
             let ended = self.gpu.stream_synchronize(self.stream);
+            let ((bytes, time), waited) = (learned, began.elapsed());
+            log::debug!(
+                "the driver learned {bytes} bytes in {time:.1?}; their copies were waited for {waited:.1?}"
+            );
             let done = copied.and(ended);
             if done.is_err() || self.source.can_be_known() {
                 return (done, ended.is_err());
@@ -102,13 +109,15 @@ impl<'p> Pour<'p> {
     }
 
     /// Has the GPU copy from the source, until there is nothing more or the driver does not take it. Copies may be under way
-    /// when this returns.
-    fn copy_known(&self, ranges: &Ranges) -> Result<()> {
+    /// when this returns. `learned`: how many bytes the driver was told of, and how long that took.
+    fn copy_known(&self, ranges: &Ranges, learned: &mut (u64, Duration)) -> Result<()> {
         while self.source.can_be_known()
             && let Some((offset, bytes)) = ranges.take(LEAST, MOST)
         {
+            let began = Instant::now();
             match self.source.know(offset, bytes) {
                 Ok(address) => {
+                    *learned = (learned.0 + bytes, learned.1 + began.elapsed());
                     fault::point("data-copy").map_err(|_| CUDA_ERROR_UNKNOWN)?;
                     self.gpu.copy(self.window + offset, address, bytes, self.stream)?;
                 }

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED;
 use rekindle_device::{Access, Device, Result};
 use rekindle_protocol::fault;
@@ -60,6 +60,8 @@ impl Source {
     /// Has the driver know some that is there, from a page's start on: where the GPU can read it.
     pub(super) fn know(&self, offset: u64, bytes: u64) -> Result<u64> {
         let address = self.mapping.as_ptr() as u64 + offset;
+        // What this process finds by itself, the driver need not look for while it lets nobody else in.
+        let _ = self.mapping.advise_range(Advice::PopulateRead, offset as usize, bytes as usize);
         let known = fault::point("data-register")
             .map_err(|_| CUDA_ERROR_NOT_SUPPORTED)
             .and_then(|()| Registration::new(&self.gpu, address, bytes.next_multiple_of(PAGE), Access::Read));
