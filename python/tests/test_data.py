@@ -269,9 +269,8 @@ class Many:
 """
 
 
-def test_many_objects_at_once_come_through_the_same_few_blocks(node):
-    # None is a whole number of blocks, and together they are several times as many.
-    parts, count = 5, COUNT + 1001
+def load_many(node, count):
+    parts = 5
     arrays = [numbers(20 + number, count) for number in range(parts)]
     for number, array in enumerate(arrays):
         (node.rekindle.root / f"many-{number}").write_bytes(array.tobytes())
@@ -279,6 +278,24 @@ def test_many_objects_at_once_come_through_the_same_few_blocks(node):
     node.deployer.app("many", MANY.format(url=url, count=count, parts=parts))
     found = package.Cls.from_name("many", "Many")().all.remote()
     assert all(numpy.array_equal(one, array) for one, array in zip(found, arrays, strict=True))
+
+
+@pytest.mark.parametrize("count", [COUNT + 1001, 1001])
+def test_many_objects_at_once_are_copied_from_where_they_are_or_through_blocks(node, count):
+    load_many(node, count)
+
+
+def test_where_the_driver_does_not_take_memory_that_is_only_read_data_comes_through_the_same_few_blocks():
+    # None is a whole number of blocks, and together they are several times as many.
+    with node_with(REKINDLE_FAULT="data-register") as node:
+        load_many(node, COUNT + 1001)
+
+
+def test_a_block_that_cannot_be_copied_fails_the_load():
+    with node_with(REKINDLE_FAULT="data-register,data-copy") as node:
+        _, url = node.file(numbers(30))
+        with pytest.raises(package.DataGpuError, match=f"^{url} could not be copied to the GPU"):
+            node.deploy(url).total.remote()
 
 
 def test_a_copy_that_fails_fails_the_load_and_the_instance_goes_on():

@@ -1,5 +1,6 @@
 //! Somebody who wants something.
 
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -155,8 +156,10 @@ fn check_size(url: &str, version: &Version, declared: Option<u64>) -> Result<(),
 
 /// Tells all about an object.
 fn tell(stream: &UnixStream, object: Arc<Object>, filler: Option<Filler>) -> Result<(), FrameError> {
-    let reader = object.reader()?;
-    frame::send(stream, &Answer::Object { version: object.version.clone() }, &[reader.as_fd()])?;
+    let (reader, (in_use, theirs)) = (object.reader()?, UnixStream::pair()?);
+    let answer = Answer::Object { version: object.version.clone() };
+    frame::send(stream, &answer, &[reader.as_fd(), theirs.as_fd()])?;
+    drop(theirs);
     let mut told = 0;
     if object.is_whole() {
         frame::send(stream, &Answer::Ready { offset: 0, bytes: object.version.bytes }, &[])?;
@@ -175,8 +178,12 @@ fn tell(stream: &UnixStream, object: Arc<Object>, filler: Option<Filler>) -> Res
     }
     // It is held for as long as it is copied from.
     match filler {
-        Some(filler) => hold(stream, filler, Some(object)),
-        None => wait(stream),
+        Some(filler) => hold(stream, filler, Some((object, in_use))),
+        None => {
+            let waited = wait(stream);
+            wait_for_use(&in_use);
+            waited
+        }
     }
 }
 
@@ -200,13 +207,28 @@ fn join(stream: &UnixStream, copies: &Arc<Copies>, key: Key) -> Result<(), Frame
     }
 }
 
-/// Holds what the asker has filled, which may take it a while, for as long as it is there. It was copied from `object`.
-fn hold(stream: &UnixStream, filler: Filler, object: Option<Arc<Object>>) -> Result<(), FrameError> {
+/// Holds what the asker has filled, which may take it a while, for as long as it is there. It was copied from an object.
+fn hold(
+    stream: &UnixStream,
+    filler: Filler,
+    from: Option<(Arc<Object>, UnixStream)>,
+) -> Result<(), FrameError> {
     let (Filled { room }, memories) = frame::receive(stream)?;
     let Some(memory) = memories.into_iter().next() else { return Ok(()) };
     let _holder = filler.filled(memory, room);
-    drop(object);
+    // The asker may go before it has unmapped that, and then need not have its memory held.
+    if let Some((object, in_use)) = from {
+        std::thread::spawn(move || {
+            wait_for_use(&in_use);
+            drop(object);
+        });
+    }
     wait(stream)
+}
+
+/// Returns when the other end is closed: nobody has the memory of an object mapped any more.
+fn wait_for_use(mut in_use: &UnixStream) {
+    let _ = in_use.read(&mut [0]);
 }
 
 /// Returns when the asker has gone.

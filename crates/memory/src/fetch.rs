@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::objects::Object;
 use crate::store::{self, ObjectLocation};
+use crate::transport::Landing;
 
 /// What is asked for at once.
 const PIECE: u64 = 8 << 20;
@@ -88,11 +89,12 @@ async fn piece(
     bytes: u64,
 ) -> Result<(), Problem> {
     injected(name, "data-piece")?;
-    let options = GetOptions {
+    let mut options = GetOptions {
         range: Some(GetRange::Bounded(offset..offset + bytes)),
         if_match: object.version.tag.clone(),
         ..GetOptions::default()
     };
+    options.extensions.insert(Landing(object.clone()));
     let failed = |error| store::problem(name, &error);
     let found = location.store.get_opts(&location.path, options).await.map_err(failed)?;
     if !is_of(&object.version, &found.meta) {

@@ -17,10 +17,12 @@ mod copies;
 mod dump;
 mod exchange;
 mod fetch;
+mod landed;
 mod objects;
 mod process;
 mod room;
 mod shared;
 mod store;
+mod transport;
 
 pub use process::{ARGUMENT, main};

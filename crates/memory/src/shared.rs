@@ -9,7 +9,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 use rekindle_protocol::memory_file;
 
 /// So much gets its pages at once.
-const STEP: usize = 2 << 20;
+pub const STEP: usize = 2 << 20;
 
 /// Written here, read by whoever has the descriptor that [`Shared::reader`] gives. Its size never changes: nobody is given one
 /// by which it can be written.
@@ -37,21 +37,52 @@ impl Shared {
         Ok(File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?.into())
     }
 
-    /// Puts bytes there; an error if they go beyond its end, or if there is no memory for them. Whoever writes at the same
-    /// time writes elsewhere.
+    /// Puts bytes there, unless they are what lies there; an error if they go beyond its end, or if there is no memory for them.
+    /// Whoever writes at the same time writes elsewhere.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let to = self.place(offset, bytes.len())?;
+        if !bytes.is_empty() && to.cast_const() != bytes.as_ptr() {
+            // SAFETY: so many bytes from there on lie inside of the mapping, which nobody else unmaps, and its file never becomes
+            // shorter. What is copied is not of that range, which nobody has a reference to before it is written.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        }
+        Ok(())
+    }
+
+    /// Has the first of so many bytes there be written by `read`, which says how many they are. As with [`write`](Self::write),
+    /// nobody else writes them, and nobody has a reference to them.
+    pub fn read_into(
+        &self,
+        offset: u64,
+        bytes: usize,
+        read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let to = self.place(offset, bytes)?;
+        // SAFETY: as above; memory of a file is never without a value.
+        read(unsafe { std::slice::from_raw_parts_mut(to, bytes) })
+    }
+
+    /// Bytes there that are written and stay as they are.
+    pub fn written(&self, offset: u64, bytes: usize) -> &[u8] {
+        match self.place(offset, bytes) {
+            // SAFETY: as above, for as long as this is there; who has written them is done.
+            Ok(from) => unsafe { std::slice::from_raw_parts(from, bytes) },
+            Err(_) => &[],
+        }
+    }
+
+    /// Where so many bytes from there on lie, with their pages.
+    fn place(&self, offset: u64, bytes: usize) -> io::Result<*mut u8> {
         let length = self.memory.as_ref().map_or(0, MmapRaw::len);
         let start = usize::try_from(offset).ok().filter(|start| *start <= length);
-        let start =
-            start.filter(|start| bytes.len() <= length - start).ok_or(io::ErrorKind::UnexpectedEof)?;
-        let Some(memory) = self.memory.as_ref().filter(|_| !bytes.is_empty()) else { return Ok(()) };
-        for step in start / STEP..=(start + bytes.len() - 1) / STEP {
+        let start = start.filter(|start| bytes <= length - start).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let Some(memory) = self.memory.as_ref().filter(|_| bytes > 0) else {
+            return Ok(std::ptr::NonNull::dangling().as_ptr());
+        };
+        for step in start / STEP..=(start + bytes - 1) / STEP {
             self.populate(memory, step)?;
         }
-        // SAFETY: from here on to the end of the bytes all lies inside of the mapping, which nobody else unmaps; its file
-        // never becomes shorter.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_mut_ptr().add(start), bytes.len()) };
-        Ok(())
+        Ok(memory.as_mut_ptr().wrapping_add(start))
     }
 
     /// Has all pages of a step made by one call, and learns where there is no memory for them by an error, in place of a

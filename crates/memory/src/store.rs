@@ -15,6 +15,7 @@ use rekindle_protocol::data::{Problem, ProblemKind};
 use url::Url;
 
 use crate::dump::ReplaceLock;
+use crate::transport::Connector;
 
 /// By one of these the environment has credentials for S3; else the machine is asked for its own.
 const CREDENTIALS: [&str; 5] = [
@@ -174,6 +175,7 @@ impl Stores {
             "s3" => {
                 let mut builder = AmazonS3Builder::from_env()
                     .with_bucket_name(url.host_str().unwrap_or_default())
+                    .with_http_connector(Connector)
                     .with_retry(retry);
                 if ENDPOINTS
                     .iter()
@@ -188,7 +190,7 @@ impl Stores {
                 let options = ClientOptions::new().with_allow_http(true);
                 let origin = &url[..url::Position::BeforePath];
                 let builder = HttpBuilder::new().with_url(origin).with_client_options(options);
-                Arc::new(builder.with_retry(retry).build()?)
+                Arc::new(builder.with_http_connector(Connector).with_retry(retry).build()?)
             }
         })
     }

@@ -22,14 +22,15 @@
 //!   dumper    Want { Dump } ─▶  Contents + memory ─▶     ◀── Dumped { version }, or Failed
 //! ```
 //!
-//! One connection for each object that is wanted; it is kept in memory at least for as long as that is open.
+//! One connection for each object that is wanted; it is kept in memory at least for as long as that is open. With its memory
+//! comes a socket that the asker closes when it has the memory mapped no more: until then it counts.
 
 use serde::{Deserialize, Serialize};
 
 use crate::exchange;
 
 /// Of all that is said here. Raised with every change.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// By this variable workers are told where the memory daemon listens.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_DATA_SOCKET";
@@ -119,7 +120,8 @@ impl DataRequestHead {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// With a descriptor of the memory, which can only be read. Nothing in it means anything until it is `Ready`.
+    /// With a descriptor of the memory, which can only be read, and a socket that is closed when that is not mapped any more.
+    /// Nothing in it means anything until it is `Ready`.
     Object {
         version: Version,
     },

@@ -140,14 +140,14 @@ impl Gpus {
         }
     }
 
-    /// What data is copied through to a GPU, which is begun to be made now if there is none yet. Registered memory is known to
-    /// all contexts of the process.
+    /// What data is copied through to a GPU that cannot be copied from where it is. Registered memory is known to all contexts of
+    /// the process.
     pub(crate) fn basin(&self, device: usize) -> Result<Arc<Basin>> {
         if let Source::Shared { common, .. } = &self.source {
             return common.gpus.basin(device);
         }
         let gpu = self.open(device)?.device.clone();
-        Ok(self.basin.get_or_init(|| Basin::begin(gpu)).clone())
+        Ok(self.basin.get_or_init(|| Basin::new(gpu)).clone())
     }
 
     /// What a client has of contexts that it shares.

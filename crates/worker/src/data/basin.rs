@@ -1,7 +1,8 @@
-//! A few blocks of memory that the GPU knows, through which all data of a worker comes to it.
+//! A few blocks of memory that the GPU knows, through which data of a worker comes to it that cannot be copied from where it is.
 //!
 //! To have the driver know a page brings it, and clears one that nobody has written yet, while the driver's other calls wait. So
-//! it is done once, for few pages, on a thread of its own: the first blocks are there while the others are still made.
+//! it is done once, for few pages, when the first block is wanted, on a thread of its own: the first blocks are there while the
+//! others are still made.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -19,12 +20,14 @@ const AT_ONCE: usize = 4;
 const TIMES: usize = 3;
 
 pub(crate) struct Basin {
+    device: Arc<dyn Device>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
+    begun: bool,
     memory: Vec<Registered>,
     /// Where each block is that nobody has.
     free: Vec<u64>,
@@ -41,21 +44,26 @@ pub(super) struct Block<'b> {
 }
 
 impl Basin {
-    /// Begins to make it.
-    pub(crate) fn begin(device: Arc<dyn Device>) -> Arc<Basin> {
-        let basin = Arc::new(Basin { state: Mutex::default(), changed: Condvar::new() });
-        let own = basin.clone();
-        let made = std::thread::Builder::new().name("data-blocks".into()).spawn(move || own.make(&device));
-        if let Err(error) = made {
-            log::error!("cannot start a thread: {error}");
-            basin.state().made = Some(Err(CUDA_ERROR_UNKNOWN));
-        }
-        basin
+    pub(crate) fn new(device: Arc<dyn Device>) -> Arc<Basin> {
+        Arc::new(Basin { device, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    fn make(&self, device: &Arc<dyn Device>) {
+    /// Begins to make the blocks, unless somebody has.
+    fn begin(self: &Arc<Self>) {
+        if std::mem::replace(&mut self.state().begun, true) {
+            return;
+        }
+        let own = self.clone();
+        let made = std::thread::Builder::new().name("data-blocks".into()).spawn(move || own.make());
+        if let Err(error) = made {
+            log::error!("cannot start a thread: {error}");
+            self.state().made = Some(Err(CUDA_ERROR_UNKNOWN));
+        }
+    }
+
+    fn make(&self) {
         let made = (0..TIMES).try_for_each(|_| {
-            let memory = Registered::new(device.clone(), BLOCK, AT_ONCE)?;
+            let memory = Registered::new(self.device.clone(), BLOCK, AT_ONCE)?;
             let mut state = self.state();
             state.free.extend((0..AT_ONCE).map(|number| memory.address(number)));
             state.memory.push(memory);
@@ -73,7 +81,8 @@ impl Basin {
     }
 
     /// One, once there is one.
-    pub(super) fn take(&self, stop: &Stop) -> Result<Block<'_>> {
+    pub(super) fn take(self: &Arc<Self>, stop: &Stop) -> Result<Block<'_>> {
+        self.begin();
         let mut state = self.state();
         loop {
             if let Some(address) = state.free.pop() {

@@ -1,13 +1,13 @@
 //! One object on its way from the memory daemon's memory into a buffer.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Instant;
 
-use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
+use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, CuResult};
 use rekindle_device::{Device, MemorySet, Stream};
 use rekindle_protocol::data::{
     Answer, DataRequest, DataRequestHead, Expected, Problem, ProblemKind, Sharer, Version, Write,
@@ -16,7 +16,9 @@ use rekindle_protocol::frame::{self, FrameError};
 
 use super::basin::Basin;
 use super::errand::{PAUSE, Stop};
-use super::pour::{Pour, Ranges};
+use super::pour::{Pour, Poured};
+use super::ranges::Ranges;
+use super::source::Source;
 use crate::dispatch::Remote;
 
 /// What is loaded.
@@ -31,17 +33,18 @@ pub(super) struct Job {
     pub write: Option<Write>,
     pub gpu: Arc<dyn Device>,
     pub stream: Stream,
-    /// What it is copied through.
+    /// What it is copied through if need be.
     pub basin: Arc<Basin>,
     pub remote: Remote,
 }
 
-/// How it came. The connection is open for as long as others may have the memory.
+/// How it came. The connection is open for as long as others may have the memory; the source is to be let go of when that holds
+/// up nobody.
 pub(super) enum LoadOutcome {
     /// It was copied into the window.
-    Copied { version: Version, connection: UnixStream },
+    Copied { version: Version, connection: UnixStream, source: Source },
     /// It is to be written to: so much is in the window, of what is replaced then.
-    Own { expected: Expected },
+    Own { expected: Expected, source: Option<Source> },
     /// It lies in this memory, which others have mapped too.
     Shared { memory: OwnedFd, room: u64, version: Version, connection: UnixStream },
 }
@@ -60,7 +63,7 @@ impl Job {
 
     /// `Err` where the memory daemon is the problem.
     fn attempt(&self, stop: &Stop) -> Result<Result<LoadOutcome, Problem>, FrameError> {
-        let stream = stop.connect()?;
+        let (began, stream) = (Instant::now(), stop.connect()?);
         let (url, sharer, write) = (self.url.clone(), self.sharer.clone(), self.write);
         frame::send(
             &stream,
@@ -68,10 +71,11 @@ impl Job {
             &[],
         )?;
         let (first, descriptors) = frame::receive(&stream)?;
-        let (source, version) = match (first, descriptors.into_iter().next()) {
+        let mut descriptors = descriptors.into_iter();
+        let (source, version) = match (first, descriptors.next()) {
             (Answer::Failed(problem), _) => return Ok(Err(problem)),
-            (Answer::Object { version }, Some(descriptor)) if version.bytes == self.bytes => {
-                (File::from(descriptor), version)
+            (Answer::Object { version }, Some(file)) if version.bytes == self.bytes => {
+                (Source::new(&self.gpu, file, self.bytes, descriptors.next())?, version)
             }
             (Answer::OnGpu { version, room }, Some(memory)) if version.bytes == self.bytes => {
                 return Ok(Ok(LoadOutcome::Shared { memory, room, version, connection: stream }));
@@ -79,18 +83,29 @@ impl Job {
             (Answer::Missing {}, _) => return Ok(self.clear(stop)?.map_err(|code| self.failed(code))),
             _ => return Err(io::Error::other("it answered something else").into()),
         };
+        let answered = began.elapsed();
         let window = match self.open_window(stop)? {
             Ok(window) => window,
             Err(code) => return Ok(Err(self.failed(code))),
         };
         let Job { gpu, stream: copies, basin, .. } = self;
         let pour = Pour { source: &source, window, gpu: &**gpu, stream: *copies, basin, stop };
-        let (told, copied) = pour.run(|ranges| self.follow(&stream, ranges));
+        let made = began.elapsed();
+        let Poured { told, copied, is_lost } = pour.run(|ranges| self.follow(&stream, ranges));
+        let (url, whole) = (&self.url, began.elapsed());
+        log::debug!(
+            "{url}: answered after {answered:.1?}, memory made after {made:.1?}, poured after {whole:.1?}"
+        );
+        if is_lost {
+            log::warn!("memory of the host that {} lies in stays pinned in this worker", self.url);
+            std::mem::forget(source);
+            return Ok(Err(self.failed(copied.err().unwrap_or(CUDA_ERROR_UNKNOWN))));
+        }
         Ok(match (told?, copied) {
             (Ok(()), Ok(())) if self.write.is_some() => {
-                Ok(LoadOutcome::Own { expected: Expected::Is(version) })
+                Ok(LoadOutcome::Own { expected: Expected::Is(version), source: Some(source) })
             }
-            (Ok(()), Ok(())) => Ok(LoadOutcome::Copied { version, connection: stream }),
+            (Ok(()), Ok(())) => Ok(LoadOutcome::Copied { version, connection: stream, source }),
             (Ok(()), Err(code)) => Err(self.failed(code)),
             (Err(problem), _) => Err(problem),
         })
@@ -105,7 +120,7 @@ impl Job {
             self.gpu.set(&set, self.stream)?;
             self.gpu.stream_synchronize(self.stream)
         });
-        Ok(cleared.map(|()| LoadOutcome::Own { expected: Expected::Missing {} }))
+        Ok(cleared.map(|()| LoadOutcome::Own { expected: Expected::Missing {}, source: None }))
     }
 
     /// Has the dispatch thread make the memory that it is copied into.

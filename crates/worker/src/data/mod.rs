@@ -4,7 +4,7 @@
 //!   program      DataLoad ─▶ address ┄ launch(address) ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ goes when all is there ─▶
 //!   dispatch       │ addresses           └ waits ([`hold`])        ▲ mapped for the program
 //!   an errand      └▶ memory daemon: Ready ─ Ready ─ … ─ Whole ────┤
-//!   GPU                 │ └ poured into a window, block by block    │
+//!   GPU                 │ └ poured into a window, piece by piece    │
 //!                       └ OnGpu: memory that others have too ───────┘
 //! ```
 //!
@@ -21,11 +21,14 @@ mod errand;
 mod hold;
 mod load;
 mod pour;
+mod ranges;
 mod read;
+mod source;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CuResult};
 use rekindle_device::{Memory, Result};
@@ -36,6 +39,7 @@ use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
 use errand::Errand;
 use load::{Job, LoadOutcome};
+use source::Source;
 
 pub(crate) use basin::Basin;
 pub(crate) use declared::{Declared, Joined, join};
@@ -265,13 +269,13 @@ impl Client {
 }
 
 impl Client {
-    /// Maps what has come at the program's address: whether it was copied into the window.
+    /// Maps what has come at the program's address: whether it was copied into the window, and from where.
     fn show_data(
         &mut self,
         load: &Load,
         hidden: Option<(u64, Memory)>,
         came: LoadOutcome,
-    ) -> std::result::Result<bool, Problem> {
+    ) -> std::result::Result<(bool, Option<Source>), Problem> {
         let (device, address, bytes) = (load.device, load.address, load.bytes);
         let sizes = (bytes, load.room);
         let on = |client: &mut Client, show: &dyn Fn(&mut crate::memory::Heap) -> Result<()>| {
@@ -279,23 +283,23 @@ impl Client {
         };
         let row = |version| Declared::new(device, &load.url, version, bytes);
         match came {
-            LoadOutcome::Copied { version, connection } => {
+            LoadOutcome::Copied { version, connection, source } => {
                 let Some((_, memory)) = hidden else { return Err(load::unmapped(REFUSED)) };
                 on(self, &|heap| heap.show(address, sizes, memory, false))?;
                 self.data.declared.insert(address, row(version).filling(connection));
                 self.offer_declared(address);
-                Ok(true)
+                Ok((true, Some(source)))
             }
-            LoadOutcome::Own { expected } => {
+            LoadOutcome::Own { expected, source } => {
                 let Some((_, memory)) = hidden else { return Err(load::unmapped(REFUSED)) };
                 on(self, &|heap| heap.show(address, sizes, memory, true))?;
                 self.data.written.insert(address, Written::new(device, &load.url, bytes, expected));
-                Ok(true)
+                Ok((true, source))
             }
             LoadOutcome::Shared { memory, room, version, connection } if room == load.room => {
                 on(self, &|heap| heap.show_declared(address, sizes, memory.as_fd()))?;
                 self.data.declared.insert(address, row(version).held(connection, memory));
-                Ok(false)
+                Ok((false, None))
             }
             LoadOutcome::Shared { .. } => Err(load::unmapped(CUDA_ERROR_INVALID_VALUE)),
         }
@@ -317,14 +321,16 @@ impl Dispatcher {
         let mut load = client.data.loads.swap_remove(at);
         let State::Loading { hidden, .. } = load.state else { return };
         let (device, room) = (load.device, load.room);
+        let began = Instant::now();
         let shown = outcome.and_then(|came| client.show_data(&load, hidden, came));
+        log::debug!("{}: mapped in {:.1?}", load.url, began.elapsed());
         let waiting = std::mem::take(&mut load.waiting);
         let found = match shown {
-            Ok(is_copied) => {
+            Ok((is_copied, source)) => {
                 match hidden {
                     Some((window, _)) if is_copied => {
                         client.transferred.to_gpu += load.bytes;
-                        self.close_window_later(device, window, room);
+                        self.close_later(device, (window, room), source);
                     }
                     // Another program had filled its memory meanwhile.
                     Some(hidden) => client.remove_hidden(device, room, hidden),
@@ -348,17 +354,22 @@ impl Dispatcher {
         waiting.into_iter().for_each(|ring| self.client.reply(ring, &reply));
     }
 
-    /// Lets go of what it was loaded through, when that holds up nobody.
-    fn close_window_later(&mut self, device: usize, window: u64, room: u64) {
+    /// Lets go of what it was loaded from and through, when that holds up nobody.
+    fn close_later(&mut self, device: usize, (window, room): (u64, u64), source: Option<Source>) {
         let Some(remote) = self.client.data.remote.clone() else { return };
         let Ok(gpu) = self.client.context(device).map(|context| context.device.clone()) else { return };
-        self.later.push(move || match gpu.bind().and_then(|()| gpu.unmap(window, room)) {
-            Ok(()) => remote.run(move |dispatcher| {
-                if let Ok(heap) = dispatcher.client.heap(device) {
-                    heap.give_addresses(window, room);
-                }
-            }),
-            Err(code) => log::warn!("the addresses that data was loaded through stay in use: {code}"),
+        self.later.push(move || {
+            let began = Instant::now();
+            drop(source);
+            log::debug!("what data was loaded from is let go of after {:.1?}", began.elapsed());
+            match gpu.bind().and_then(|()| gpu.unmap(window, room)) {
+                Ok(()) => remote.run(move |dispatcher| {
+                    if let Ok(heap) = dispatcher.client.heap(device) {
+                        heap.give_addresses(window, room);
+                    }
+                }),
+                Err(code) => log::warn!("the addresses that data was loaded through stay in use: {code}"),
+            }
         });
     }
 }

@@ -1,50 +1,56 @@
 //! Bytes of the memory daemon's on their way to a GPU, while further ones come in from the store.
 //!
 //! ```text
-//!   memory daemon's memory ═ threads read ═▶ blocks ([`Basin`]) ═ the GPU copies ═▶ window
-//!        ▲ ranges that are there, in any order    └ a thread fills one while its other one is copied
+//!   memory daemon's memory ═ the GPU copies what the driver was told of ([`Source`]) ═══════▶ window
+//!        ║                                                                                   ▲
+//!        ╚═ threads read ═▶ blocks ([`Basin`]) ═══════════════════════════ the GPU copies ═══╝
 //! ```
+//!
+//! The second way is for what is small, and where the driver does not take memory that can only be read. A thread fills one
+//! block while its other one is copied.
 
-use std::collections::VecDeque;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use rekindle_cuda::{CUDA_ERROR_UNKNOWN, CuResult};
+use rekindle_cuda::CUDA_ERROR_UNKNOWN;
 use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::fault;
 
 use super::basin::{BLOCK, Basin, Block};
 use super::errand::Stop;
+use super::ranges::Ranges;
+use super::source::Source;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: u32 = 2;
 /// One thread in four processors reads, and no more than keep the link busy.
-const MOST_THREADS: usize = 4;
+const MOST_READERS: usize = 4;
+/// The driver learns memory for one thread at a time, mostly.
+const MOST_REGISTERING: usize = 2;
+/// Objects under so many bytes go through blocks.
+const SMALL: u64 = 4 << 20;
+/// To tell the driver of memory takes it half a millisecond and something for each page: so much is told of at once at least,
+/// if it comes, and at most, for the driver's other calls wait.
+const LEAST: u64 = 8 << 20;
+const MOST: u64 = 32 << 20;
 
 /// From where to where.
 pub(super) struct Pour<'p> {
-    pub source: &'p File,
+    pub source: &'p Source,
     pub window: u64,
     pub gpu: &'p dyn Device,
     pub stream: Stream,
-    pub basin: &'p Basin,
+    pub basin: &'p Arc<Basin>,
     pub stop: &'p Stop,
 }
 
-/// What is there and not read yet.
-#[derive(Default)]
-pub(super) struct Ranges {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    ranges: VecDeque<(u64, u64)>,
-    /// There will be no more.
-    ended: bool,
-    failed: Option<CuResult>,
+/// What came of it.
+pub(super) struct Poured<T> {
+    pub told: T,
+    pub copied: Result<()>,
+    /// The GPU may go on reading from the source, for it has failed.
+    pub is_lost: bool,
 }
 
 /// A block that is being copied.
@@ -54,45 +60,85 @@ struct UnderWay<'b> {
 }
 
 impl<'p> Pour<'p> {
-    /// Pours all ranges that `tell` adds. When this returns no copy is under way.
-    pub(super) fn run<T>(&self, tell: impl FnOnce(&Ranges) -> T) -> (T, Result<()>) {
-        let ranges = Ranges::default();
+    /// Pours all ranges that `tell` adds. When this returns no copy is under way, unless one is lost.
+    pub(super) fn run<T>(&self, tell: impl FnOnce(&Ranges) -> T) -> Poured<T> {
+        let ranges = Ranges::new(self.source.bytes());
+        let is_small = self.source.bytes() < SMALL;
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let told = std::thread::scope(|scope| {
-            for _ in 0..(cores / 4).clamp(1, MOST_THREADS) {
-                scope.spawn(|| {
-                    if let Err(code) = self.work(&ranges) {
-                        ranges.fail(code);
-                    }
-                });
-            }
+        let most = if is_small { MOST_READERS } else { MOST_REGISTERING };
+        let (told, is_lost) = std::thread::scope(|scope| {
+            let work = || {
+                let (done, is_lost) = self.work(&ranges, is_small);
+                if let Err(code) = done {
+                    ranges.fail(code);
+                }
+                is_lost
+            };
+            let threads: Vec<_> = (0..(cores / 4).clamp(1, most)).map(|_| scope.spawn(work)).collect();
             let told = tell(&ranges);
             ranges.end();
-            told
+            let lost = threads.into_iter().map(|thread| thread.join().unwrap_or(true));
+            (told, lost.fold(false, |one, other| one | other))
         });
-        let failed = ranges.state().failed;
-        (told, failed.map_or(Ok(()), Err))
+        Poured { told, copied: ranges.failed().map_or(Ok(()), Err), is_lost }
     }
 
-    fn work(&self, ranges: &Ranges) -> Result<()> {
-        self.gpu.bind()?;
+    /// Whether that was done, and whether the GPU may still read from the source.
+    fn work(&self, ranges: &Ranges, is_small: bool) -> (Result<()>, bool) {
+        if let Err(code) = self.gpu.bind() {
+            return (Err(code), false);
+        }
+        if !is_small {
+            let mut learned = (0, Duration::ZERO);
+            let copied = self.copy_known(ranges, &mut learned);
+            let began = Instant::now();
+            let ended = self.gpu.stream_synchronize(self.stream);
+            let ((bytes, time), waited) = (learned, began.elapsed());
+            log::debug!(
+                "the driver learned {bytes} bytes in {time:.1?}; their copies were waited for {waited:.1?}"
+            );
+            let done = copied.and(ended);
+            if done.is_err() || self.source.can_be_known() {
+                return (done, ended.is_err());
+            }
+        }
         let mut before = None;
         let done = self.rounds(ranges, &mut before);
         let last = before.map_or(Ok(()), |last| self.wait(last).map(drop));
-        done.and(last)
+        (done.and(last), false)
+    }
+
+    /// Has the GPU copy from the source, until there is nothing more or the driver does not take it. Copies may be under way
+    /// when this returns. `learned`: how many bytes the driver was told of, and how long that took.
+    fn copy_known(&self, ranges: &Ranges, learned: &mut (u64, Duration)) -> Result<()> {
+        while self.source.can_be_known()
+            && let Some((offset, bytes)) = ranges.take(LEAST, MOST)
+        {
+            let began = Instant::now();
+            match self.source.know(offset, bytes) {
+                Ok(address) => {
+                    *learned = (learned.0 + bytes, learned.1 + began.elapsed());
+                    fault::point("data-copy").map_err(|_| CUDA_ERROR_UNKNOWN)?;
+                    self.gpu.copy(self.window + offset, address, bytes, self.stream)?;
+                }
+                Err(_) => ranges.give_back((offset, bytes)),
+            }
+        }
+        Ok(())
     }
 
     /// `before` is the block that is being copied, also when this returns.
     fn rounds(&self, ranges: &Ranges, before: &mut Option<UnderWay<'p>>) -> Result<()> {
         loop {
-            let now = ranges.take_now();
+            let now = ranges.take_now(BLOCK as u64);
             // Nobody else is to wait for a block that is copied long since.
             if now.is_none()
                 && let Some(former) = before.take()
             {
                 drop(self.wait(former)?);
             }
-            let Some((offset, bytes)) = now.or_else(|| ranges.take()) else { return Ok(()) };
+            let next = now.or_else(|| ranges.take(BLOCK as u64, BLOCK as u64));
+            let Some((offset, bytes)) = next else { return Ok(()) };
             let mut block = match (self.basin.take_now(), before.take()) {
                 (Some(block), former) => {
                     *before = former;
@@ -101,7 +147,7 @@ impl<'p> Pour<'p> {
                 (None, Some(former)) => self.wait(former)?,
                 (None, None) => self.basin.take(self.stop)?,
             };
-            let read = self.source.read_exact_at(block.bytes(bytes as usize), offset);
+            let read = self.source.file().read_exact_at(block.bytes(bytes as usize), offset);
             read.map_err(|error| {
                 log::error!("the memory daemon's memory cannot be read: {error}");
                 CUDA_ERROR_UNKNOWN
@@ -141,54 +187,5 @@ impl<'p> Pour<'p> {
                 Err(code)
             }
         }
-    }
-}
-
-impl Ranges {
-    /// These bytes are there. An error is why those before could not be copied.
-    pub(super) fn add(&self, offset: u64, bytes: u64) -> Result<()> {
-        let mut state = self.state();
-        if let Some(code) = state.failed {
-            return Err(code);
-        }
-        let end = offset + bytes;
-        let cut = (offset..end).step_by(BLOCK).map(|at| (at, (BLOCK as u64).min(end - at)));
-        state.ranges.extend(cut);
-        self.changed.notify_all();
-        Ok(())
-    }
-
-    fn end(&self) {
-        self.state().ended = true;
-        self.changed.notify_all();
-    }
-
-    fn fail(&self, code: CuResult) {
-        let mut state = self.state();
-        state.failed.get_or_insert(code);
-        state.ranges.clear();
-        self.changed.notify_all();
-    }
-
-    fn take_now(&self) -> Option<(u64, u64)> {
-        self.state().ranges.pop_front()
-    }
-
-    /// The next one, once it is there; none if there is none any more.
-    fn take(&self) -> Option<(u64, u64)> {
-        let mut state = self.state();
-        loop {
-            if let Some(range) = state.ranges.pop_front() {
-                return Some(range);
-            }
-            if state.ended || state.failed.is_some() {
-                return None;
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -38,8 +38,9 @@ impl DeferredWork {
 
 impl Dispatcher {
     pub(super) fn look_at_later(&mut self) {
-        // A program that has asked for nothing yet is about to.
-        let idle = self.client.waiting.is_empty() && self.client.operations != 0;
+        // A program that has asked for nothing yet is about to, and data that comes would be held up.
+        let idle =
+            self.client.waiting.is_empty() && self.client.operations != 0 && self.client.data.is_settled();
         let busy = self.activity.is_loading() || !idle;
         let quiet = if busy { Duration::ZERO } else { self.quiet_since.elapsed() };
         let work = self.later.take(quiet, self.is_draining());
