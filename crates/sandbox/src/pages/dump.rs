@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::area::Area;
+use super::backing::BackingFile;
 use super::contents::Base;
 use super::files::Files;
 use super::image::Entries;
 use super::process::Process;
-use super::{mark, page_file_name};
+use super::{beside, is_page_file, mark, page_file_name};
 use crate::elf;
 
 /// What the client's file is called.
@@ -25,10 +26,17 @@ pub struct Dump {
     pub remapped: Vec<u64>,
     /// The page files of the image that the program was restored from, and of its last one; where each lies.
     pub earlier: Arc<HashSet<String>>,
-    places: HashMap<String, PathBuf>,
-    opened: HashMap<PathBuf, Arc<File>>,
+    page_files: HashMap<String, PageFilePlace>,
+    /// Other files that memory is mapped from.
+    opened: HashMap<PathBuf, Arc<BackingFile>>,
     /// Whether a file's code makes system calls that nobody sees.
     direct: HashMap<PathBuf, bool>,
+}
+
+struct PageFilePlace {
+    path: PathBuf,
+    /// Why it cannot be read is told where it is needed.
+    file: io::Result<Arc<BackingFile>>,
 }
 
 impl Dump {
@@ -43,12 +51,18 @@ impl Dump {
         let entries = directories.iter().filter_map(|path| fs::read_dir(path).ok()).flatten().flatten();
         let places: HashMap<_, _> =
             entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect();
+        let earlier = Arc::new(places.keys().cloned().collect());
+        let (page_files, processes) = std::thread::scope(|scope| {
+            let page_files = scope.spawn(|| open_page_files(places));
+            let processes = Process::all(images);
+            (page_files.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), processes)
+        });
         Ok(Dump {
-            processes: Process::all(images)?,
+            processes: processes?,
             files: Files::read(&images.join("files.img"))?,
             remapped,
-            earlier: Arc::new(places.keys().cloned().collect()),
-            places,
+            earlier,
+            page_files,
             opened: HashMap::new(),
             direct: HashMap::new(),
         })
@@ -69,23 +83,26 @@ impl Dump {
     }
 
     /// What lies behind an area that maps an earlier image's page file of this name.
-    pub fn earlier_base(&mut self, name: &str, offset: u64) -> Result<Base, String> {
-        let path = self.places.get(name).cloned();
-        let path = path.ok_or_else(|| format!("the page file {name:?} is not there"))?;
-        self.open_base(&path, offset).map_err(|error| format!("the page file {}: {error}", path.display()))
+    pub fn earlier_base(&self, name: &str, offset: u64) -> Result<Base, String> {
+        match self.page_files.get(name) {
+            None => Err(format!("the page file {name:?} is not there")),
+            Some(PageFilePlace { file: Ok(file), .. }) => Ok(Base { file: file.clone(), offset }),
+            Some(PageFilePlace { path, file: Err(error) }) => {
+                Err(format!("the page file {}: {error}", path.display()))
+            }
+        }
     }
 
     pub fn open_base(&mut self, path: &Path, offset: u64) -> io::Result<Base> {
         let file = match self.opened.get(path) {
             Some(file) => file.clone(),
             None => {
-                let file = Arc::new(File::open(path)?);
+                let file = Arc::new(BackingFile::open(path)?);
                 self.opened.insert(path.to_path_buf(), file.clone());
                 file
             }
         };
-        let length = file.metadata()?.len();
-        Ok(Base { file, offset, length })
+        Ok(Base { file, offset })
     }
 
     /// Where the client's mark is, and what it says.
@@ -134,4 +151,13 @@ impl Dump {
             format!("{} is written in Go and asks the kernel itself, past the client", path.display())
         })
     }
+}
+
+fn open_page_files(places: HashMap<String, PathBuf>) -> HashMap<String, PageFilePlace> {
+    let places: Vec<_> = places.into_iter().filter(|(name, _)| is_page_file(name)).collect();
+    let open = |(): &mut (), (_, path): &(String, PathBuf)| Ok(BackingFile::open(path).map(Arc::new));
+    // No step fails as such.
+    let opened = beside::map(&places, || (), open).unwrap_or_default();
+    let found = places.into_iter().zip(opened);
+    found.map(|((name, path), file)| (name, PageFilePlace { path, file })).collect()
 }

@@ -8,7 +8,6 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::area::Area;
 use super::baseline::{Layout, Placement, without};
 use super::contents::{Base, Run};
 use super::convert::{Conversion, Converted};
@@ -173,7 +172,7 @@ impl Dump {
         let behind = behind.map(Path::to_path_buf);
         let base = behind.and_then(|path| self.open_base(&path, offset).ok());
         // What a program gives back of other files it may read again, and finds the file's bytes then.
-        let base = base.filter(|base| is_elf(&base.file));
+        let base = base.filter(|base| is_elf(&base.file.file));
         base.map_or(Target::Stay, |base| Target::Map(PRIVATE, Some(base)))
     }
 
@@ -226,7 +225,7 @@ impl Dump {
             pages.push((index, converted.pages));
         }
         let areas = self.processes.iter().flat_map(|process| &process.areas);
-        let used: HashSet<u64> = areas.map(now_of).collect();
+        let used: HashSet<u64> = areas.map(|area| area.file).collect();
         let names = used.iter().filter_map(|id| page_file_name(self.files.path(*id)?));
         let is_new = |name: &str| rewritten.files.iter().any(|file| file.name == name);
         let mut shared: Vec<_> = names.filter(|name| !is_new(name)).map(str::to_string).collect();
@@ -242,18 +241,13 @@ impl Dump {
     /// Where the memory of a process lies in page files, but for what CRIU reads over them.
     fn placements(&self, converted: &Converted) -> Vec<Placement> {
         let mapped = converted.areas.iter().filter_map(|area| {
-            let file = page_file_name(self.files.path(now_of(area))?)?.into();
-            let run = Run { memory: area.span.clone(), at: area.message.number(3)? };
+            let file = page_file_name(self.files.path(area.file)?)?.into();
+            let run = Run { memory: area.span.clone(), at: area.offset };
             Some(Placement { file, run })
         });
         let read: Vec<_> = converted.runs.iter().map(|run| run.memory.clone()).collect();
         without(&mapped.collect::<Vec<_>>(), &read)
     }
-}
-
-/// The file that an area has now.
-fn now_of(area: &Area) -> u64 {
-    area.message.number(4).unwrap_or(0)
 }
 
 fn bytes_of(runs: &[Run]) -> u64 {
