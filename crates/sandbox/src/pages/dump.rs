@@ -1,7 +1,7 @@
 //! A dump as it is read: its processes, its files, and whether a process may be given page files.
 
-use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
+use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -12,56 +12,38 @@ use super::backing::BackingFile;
 use super::contents::Base;
 use super::files::Files;
 use super::image::Entries;
+use super::page_files::PageFiles;
 use super::process::Process;
-use super::{beside, is_page_file, mark, page_file_name};
+use super::{mark, page_file_name};
 use crate::elf;
 
 /// What the client's file is called.
 const CLIENT: &str = "libcuda.so";
 
-pub struct Dump {
+pub struct Dump<'a> {
     pub processes: Vec<Process>,
     pub files: Files,
     /// Files that are not under their names any more.
     pub remapped: Vec<u64>,
-    /// The page files of the image that the program was restored from, and of its last one; where each lies.
-    pub earlier: Arc<HashSet<String>>,
-    page_files: HashMap<String, PageFilePlace>,
+    pub page_files: &'a PageFiles,
     /// Other files that memory is mapped from.
     opened: HashMap<PathBuf, Arc<BackingFile>>,
     /// Whether a file's code makes system calls that nobody sees.
     direct: HashMap<PathBuf, bool>,
 }
 
-struct PageFilePlace {
-    path: PathBuf,
-    /// Why it cannot be read is told where it is needed.
-    file: io::Result<Arc<BackingFile>>,
-}
-
-impl Dump {
-    /// `directories` have page files; of two of one name, which are one file, either will do.
-    pub fn read(images: &Path, directories: &[&Path]) -> Result<Dump, String> {
+impl<'a> Dump<'a> {
+    pub fn read(images: &Path, page_files: &'a PageFiles) -> Result<Dump<'a>, String> {
         let remaps = images.join("remap-fpath.img");
         let remapped = if remaps.exists() {
             Entries::read(&remaps)?.entries.iter().filter_map(|entry| entry.number(1)).collect()
         } else {
             Vec::new()
         };
-        let entries = directories.iter().filter_map(|path| fs::read_dir(path).ok()).flatten().flatten();
-        let places: HashMap<_, _> =
-            entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect();
-        let earlier = Arc::new(places.keys().cloned().collect());
-        let (page_files, processes) = std::thread::scope(|scope| {
-            let page_files = scope.spawn(|| open_page_files(places));
-            let processes = Process::all(images);
-            (page_files.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), processes)
-        });
         Ok(Dump {
-            processes: processes?,
+            processes: Process::all(images)?,
             files: Files::read(&images.join("files.img"))?,
             remapped,
-            earlier,
             page_files,
             opened: HashMap::new(),
             direct: HashMap::new(),
@@ -83,16 +65,6 @@ impl Dump {
     }
 
     /// What lies behind an area that maps an earlier image's page file of this name.
-    pub fn earlier_base(&self, name: &str, offset: u64) -> Result<Base, String> {
-        match self.page_files.get(name) {
-            None => Err(format!("the page file {name:?} is not there")),
-            Some(PageFilePlace { file: Ok(file), .. }) => Ok(Base { file: file.clone(), offset }),
-            Some(PageFilePlace { path, file: Err(error) }) => {
-                Err(format!("the page file {}: {error}", path.display()))
-            }
-        }
-    }
-
     pub fn open_base(&mut self, path: &Path, offset: u64) -> io::Result<Base> {
         let file = match self.opened.get(path) {
             Some(file) => file.clone(),
@@ -151,13 +123,4 @@ impl Dump {
             format!("{} is written in Go and asks the kernel itself, past the client", path.display())
         })
     }
-}
-
-fn open_page_files(places: HashMap<String, PathBuf>) -> HashMap<String, PageFilePlace> {
-    let places: Vec<_> = places.into_iter().filter(|(name, _)| is_page_file(name)).collect();
-    let open = |(): &mut (), (_, path): &(String, PathBuf)| Ok(BackingFile::open(path).map(Arc::new));
-    // No step fails as such.
-    let opened = beside::map(&places, || (), open).unwrap_or_default();
-    let found = places.into_iter().zip(opened);
-    found.map(|((name, path), file)| (name, PageFilePlace { path, file })).collect()
 }

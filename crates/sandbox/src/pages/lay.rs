@@ -76,7 +76,7 @@ impl Added {
     }
 }
 
-impl Dump {
+impl Dump<'_> {
     /// Lays the memory of all processes out so.
     pub fn lay(&mut self, layout: &Layout) -> Result<(), String> {
         for (pid, placements) in layout.0.iter().filter(|(_, placements)| !placements.is_empty()) {
@@ -179,7 +179,7 @@ impl Dump {
     }
 
     fn based(&self, name: &str, offset: u64) -> io::Result<Base> {
-        self.earlier_base(name, offset).map_err(io::Error::other)
+        self.page_files.base(name, offset).map_err(io::Error::other)
     }
 }
 

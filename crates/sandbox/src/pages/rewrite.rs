@@ -13,6 +13,7 @@ use super::contents::{Base, Run};
 use super::convert::{Conversion, Converted};
 use super::copier::Jobs;
 use super::dump::Dump;
+use super::page_files::PageFiles;
 use super::shared::{self, Dumped, Group, Inherited};
 use super::{ANONYMOUS, PRIVATE, Refusal, Rewritten, page_file_name};
 use crate::elf::is_elf;
@@ -29,8 +30,10 @@ const MOST_CLEAN: u64 = 8;
 pub struct RewriteOptions<'a> {
     /// The directory of the page files that the program was restored from, if it was from some.
     pub earlier: &'a Path,
-    /// That of its last image's page files, and the memory that lies in them and that CRIU has not written, if there is any.
-    pub last: Option<(&'a Path, &'a Layout)>,
+    /// Those files, and the page files of its last image.
+    pub files: &'a PageFiles,
+    /// The memory that lies in those of its last image and that CRIU has not written, if there is any.
+    pub last: Option<&'a Layout>,
     /// With `false`, all is read again.
     pub map: bool,
     /// What each of those page files holds, bytes by their names, if the new image may map them too.
@@ -39,11 +42,10 @@ pub struct RewriteOptions<'a> {
 
 /// Rewrites the dump in `images`. Page files are made in `out`.
 pub fn rewrite(images: &Path, out: &Path, options: &RewriteOptions<'_>) -> Result<Rewritten, Refusal> {
-    let last = options.last.filter(|(_, layout)| !layout.is_empty());
-    let directories: Vec<_> = options.last.iter().map(|(path, _)| *path).chain([options.earlier]).collect();
+    let last = options.last.filter(|layout| !layout.is_empty());
     let harmless = !options.earlier.is_dir() && last.is_none();
-    let mut dump = Dump::read(images, &directories).map_err(|what| Refusal { what, harmless })?;
-    if let Some((_, layout)) = last {
+    let mut dump = Dump::read(images, options.files).map_err(|what| Refusal { what, harmless })?;
+    if let Some(layout) = last {
         dump.lay(layout).map_err(|what| Refusal { what, harmless: false })?;
     }
     let harmless = last.is_none() && !dump.refers_to_page_files();
@@ -97,7 +99,7 @@ struct Intent {
     inherited: HashMap<usize, Inherited>,
 }
 
-impl Dump {
+impl Dump<'_> {
     fn intend(
         &mut self,
         index: usize,
@@ -146,7 +148,7 @@ impl Dump {
         let area = &self.processes[index].areas[at];
         let offset = area.offset;
         let Some(name) = self.page_file(area).map(str::to_string) else { return Ok(None) };
-        let base = self.earlier_base(&name, offset)?;
+        let base = self.page_files.base(&name, offset)?;
         let kind = if name.starts_with(ANONYMOUS) { ANONYMOUS } else { PRIVATE };
         Ok(Some(Inherited { kind, name, base }))
     }
@@ -192,7 +194,7 @@ impl Dump {
         }
         let process = &self.processes[index];
         let from = Dumped { process, pages: &intent.pages, inherited: &intent.inherited };
-        let mut conversion = Conversion::begin(from, &mut self.files, jobs, out, &self.earlier)?;
+        let mut conversion = Conversion::begin(from, &mut self.files, jobs, out, &self.page_files.names)?;
         let mut groups = groups.iter().peekable();
         for (at, (area, target)) in process.areas.iter().zip(&intent.targets).enumerate() {
             match target {
