@@ -131,10 +131,10 @@ impl Draft {
         }
         let shelves: Vec<_> = shelves.into_iter().collect();
         let make = |(): &mut (), at: usize| self.disk.create_dir(&self.layout.shelf(shelves[at].0));
-        pool::map(pool::threads(), shelves.len(), || (), make)?;
+        pool::map(pool::threads_for(shelves.len()), shelves.len(), || (), make)?;
         self.disk.sync_dir(&self.layout.chunks())?;
         let fill = |(): &mut (), at: usize| shelves[at].1.iter().try_for_each(|chunk| self.shelve(chunk));
-        pool::map(pool::threads(), shelves.len(), || (), fill)?;
+        pool::map(pool::threads_for(chunks.len()), shelves.len(), || (), fill)?;
         // Behind all of them, so that few journal commits have them all.
         pool::map(
             SYNCS,

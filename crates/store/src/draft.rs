@@ -228,7 +228,7 @@ impl Draft {
                 }
             }
         };
-        pool::map(pool::threads(), all.len(), || (), check).map(|_| ())
+        pool::map(pool::threads_for(all.len()), all.len(), || (), check).map(|_| ())
     }
 }
 

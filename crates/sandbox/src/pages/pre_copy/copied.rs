@@ -41,6 +41,7 @@ pub struct Copied {
     pub based: Vec<Placement>,
     source: Arc<Source>,
     pagemap: File,
+    /// In order, none touching the next.
     spans: Vec<Range<u64>>,
 }
 
@@ -61,19 +62,18 @@ impl Copied {
         based: Vec<Placement>,
         path: &Path,
     ) -> io::Result<Option<Copied>> {
-        if is_written_by_devices(host_pid) || process::has_shadow_stack(host_pid) {
+        let areas = maps::of(host_pid)?;
+        if has_direct_files(host_pid) || has_queue(&areas) || process::has_shadow_stack(host_pid) {
             return Ok(None);
         }
         let pagemap = File::open(format!("/proc/{host_pid}/pagemap"))?;
-        let is_covered = |span: &Range<u64>| protection.cover(span).is_ok();
-        let areas = maps::of(host_pid)?;
         let mut spans = process::own_memory(&areas);
         spans.extend(written_mappings(&areas, &pagemap)?);
-        spans.retain(is_covered);
+        spans.sort_unstable_by_key(|span| span.start);
+        let spans = covered(protection, &spans);
         if spans.is_empty() {
             return Ok(None);
         }
-        spans.sort_unstable_by_key(|span| span.start);
         let mut options = OpenOptions::new();
         let copied = Copied {
             file: options.read(true).write(true).create_new(true).mode(0o600).open(path)?,
@@ -121,19 +121,14 @@ impl Copied {
 
     /// What is to be copied, protected. Memory that is gone is not found.
     fn protect(&mut self, written: bool) -> io::Result<Vec<Range<u64>>> {
-        let (mut found, mut lost) = (Vec::new(), Vec::new());
+        // Memory that took the place of a part cannot be protected, and what the copy has of it counts for nothing: the
+        // kernel does not call it unwritten.
+        let mut found = Vec::new();
         for span in &self.spans {
-            match page_scan::protect(&self.pagemap, span, written) {
-                Ok(more) => found.extend(more),
-                // Memory that took the place of a part is none that can be protected. Of the rest nobody knows now what has
-                // been, and what not.
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) => lost.push(span.clone()),
-                Err(error) => return Err(error),
-            }
+            found.extend(page_scan::protect(&self.pagemap, span, written)?);
         }
-        self.have = without(&self.have, &lost);
         // What has been written to is not what the last image has.
-        self.based = placements_without(&placements_without(&self.based, &lost), &found);
+        self.based = placements_without(&self.based, &found);
         Ok(found)
     }
 
@@ -273,8 +268,45 @@ pub(super) fn parts(span: &Range<u64>, have: &[Run]) -> Vec<(Range<u64>, Option<
     out
 }
 
+/// Those of some ordered areas that can be protected, areas that follow each other as one: to ask of each takes longer.
+fn covered(protection: &Protection, areas: &[Range<u64>]) -> Vec<Range<u64>> {
+    let is_covered = |span: &Range<u64>| protection.cover(span).is_ok();
+    let rows = areas.chunk_by(|one, next| one.end == next.start);
+    let found = rows.flat_map(|row| match (row.first(), row.last()) {
+        (Some(first), Some(last)) if is_covered(&(first.start..last.end)) => vec![first.start..last.end],
+        // One of them cannot.
+        _ => joined(row.iter().filter(|area| is_covered(area))),
+    });
+    found.collect()
+}
+
+fn joined<'a>(spans: impl Iterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for span in spans {
+        match out.last_mut() {
+            Some(last) if last.end == span.start => last.end = span.end,
+            _ => out.push(span.clone()),
+        }
+    }
+    out
+}
+
 /// Whether something other than the program's own threads may write to its memory.
 fn is_written_by_devices(host_pid: i32) -> bool {
+    has_direct_files(host_pid) || are_there_queues() && has_queue(&maps::if_there(host_pid))
+}
+
+/// Whether a process of this machine may have a queue for asynchronous input and output. Of what a process has mapped the
+/// kernel tells slowly.
+fn are_there_queues() -> bool {
+    fs::read_to_string("/proc/sys/fs/aio-nr").map_or(true, |requests| requests.trim() != "0")
+}
+
+fn has_queue(areas: &[maps::Area]) -> bool {
+    areas.iter().any(|area| area.name.starts_with(b"/[aio]"))
+}
+
+fn has_direct_files(host_pid: i32) -> bool {
     let entries = fs::read_dir(format!("/proc/{host_pid}/fdinfo")).into_iter().flatten().flatten();
     let mut texts = entries.filter_map(|entry| fs::read_to_string(entry.path()).ok());
     let is_direct = |text: String| {
@@ -282,8 +314,7 @@ fn is_written_by_devices(host_pid: i32) -> bool {
         let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
         flags.is_some_and(|flags| flags & libc::O_DIRECT != 0 && flags & libc::O_PATH == 0)
     };
-    let has_queue = || maps::if_there(host_pid).iter().any(|area| area.name.starts_with(b"/[aio]"));
-    texts.any(is_direct) || has_queue()
+    texts.any(is_direct)
 }
 
 #[cfg(test)]
@@ -305,6 +336,35 @@ mod tests {
             (50..60, None),
         ];
         assert_eq!(parts(&(5..60), &have), all);
+    }
+
+    #[test]
+    fn areas_are_covered_together_or_those_that_can_be() {
+        let Ok(protection) = Protection::of_own_memory() else {
+            eprintln!("skipped: this kernel has no asynchronous write protection");
+            return;
+        };
+        let map = |at: u64, pages: u64, more: i32, file: i32| {
+            let (protection, flags) = (libc::PROT_READ, more | if at == 0 { 0 } else { libc::MAP_FIXED });
+            // SAFETY: at an address of the kernel's choice, or within what was mapped so.
+            let made =
+                unsafe { libc::mmap(at as *mut _, (pages * PAGE) as usize, protection, flags, file, 0) };
+            assert_ne!(made, libc::MAP_FAILED);
+            made as u64
+        };
+        let start = map(0, 4, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+        let areas: Vec<_> = (0..4).map(|page| start + page * PAGE..start + (page + 1) * PAGE).collect();
+        assert_eq!(covered(&protection, &areas), [start..start + 4 * PAGE]);
+        assert_eq!(
+            covered(&protection, &[areas[0].clone(), areas[2].clone()]),
+            [areas[0].clone(), areas[2].clone()]
+        );
+        // What nobody may ever write to cannot be protected.
+        let file = File::open("/proc/self/exe").unwrap();
+        map(areas[2].start, 1, libc::MAP_SHARED, std::os::fd::AsRawFd::as_raw_fd(&file));
+        assert_eq!(covered(&protection, &areas), [start..start + 2 * PAGE, areas[3].clone()]);
+        // SAFETY: unmaps what was mapped above.
+        unsafe { libc::munmap(start as *mut _, 4 * PAGE as usize) };
     }
 
     #[test]
