@@ -72,11 +72,11 @@ mod tests {
         let backing = BackingFile::of(file).unwrap();
         let found = |pages: Range<u64>| -> Vec<_> {
             let spans = backing.filled(pages.start * PAGE..pages.end * PAGE);
-            spans.map(|span| span.start / PAGE..span.end / PAGE).collect()
+            spans.map(|span| (span.start / PAGE, span.end / PAGE)).collect()
         };
-        assert_eq!(found(0..99), [8..11, 20..21]);
-        assert_eq!(found(9..10), [9..10]);
-        assert_eq!(found(10..20), [10..11]);
+        assert_eq!(found(0..99), [(8, 11), (20, 21)]);
+        assert_eq!(found(9..10), [(9, 10)]);
+        assert_eq!(found(10..20), [(10, 11)]);
         assert!(found(11..20).is_empty() && found(21..99).is_empty());
         let empty = BackingFile::of(tempfile::tempfile().unwrap()).unwrap();
         assert_eq!(empty.filled(0..PAGE).count(), 0);

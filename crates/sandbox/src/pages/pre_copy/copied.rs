@@ -272,10 +272,13 @@ pub(super) fn parts(span: &Range<u64>, have: &[Run]) -> Vec<(Range<u64>, Option<
 fn covered(protection: &Protection, areas: &[Range<u64>]) -> Vec<Range<u64>> {
     let is_covered = |span: &Range<u64>| protection.cover(span).is_ok();
     let rows = areas.chunk_by(|one, next| one.end == next.start);
-    let found = rows.flat_map(|row| match (row.first(), row.last()) {
-        (Some(first), Some(last)) if is_covered(&(first.start..last.end)) => vec![first.start..last.end],
-        // One of them cannot.
-        _ => joined(row.iter().filter(|area| is_covered(area))),
+    let found = rows.flat_map(|row| {
+        let whole = row.first().zip(row.last()).map(|(first, last)| first.start..last.end);
+        match whole.filter(is_covered) {
+            Some(whole) => vec![whole],
+            // One of them cannot.
+            None => joined(row.iter().filter(|area| is_covered(area))),
+        }
     });
     found.collect()
 }
@@ -354,7 +357,8 @@ mod tests {
         };
         let start = map(0, 4, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
         let areas: Vec<_> = (0..4).map(|page| start + page * PAGE..start + (page + 1) * PAGE).collect();
-        assert_eq!(covered(&protection, &areas), [start..start + 4 * PAGE]);
+        let whole = start..start + 4 * PAGE;
+        assert_eq!(covered(&protection, &areas), [whole]);
         assert_eq!(
             covered(&protection, &[areas[0].clone(), areas[2].clone()]),
             [areas[0].clone(), areas[2].clone()]
