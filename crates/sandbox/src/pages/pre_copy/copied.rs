@@ -1,6 +1,6 @@
 //! The copy of one process's memory, made while it runs.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
+use super::devices::{has_direct_files, has_queue, is_written_by_devices};
 use crate::page_scan;
 use crate::pages::area::PAGE;
 use crate::pages::baseline::{Placement, within as placements_within, without as placements_without};
@@ -294,32 +295,6 @@ fn joined<'a>(spans: impl Iterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
     out
 }
 
-/// Whether something other than the program's own threads may write to its memory.
-fn is_written_by_devices(host_pid: i32) -> bool {
-    has_direct_files(host_pid) || are_there_queues() && has_queue(&maps::if_there(host_pid))
-}
-
-/// Whether a process of this machine may have a queue for asynchronous input and output. Of what a process has mapped the
-/// kernel tells slowly.
-fn are_there_queues() -> bool {
-    fs::read_to_string("/proc/sys/fs/aio-nr").map_or(true, |requests| requests.trim() != "0")
-}
-
-fn has_queue(areas: &[maps::Area]) -> bool {
-    areas.iter().any(|area| area.name.starts_with(b"/[aio]"))
-}
-
-fn has_direct_files(host_pid: i32) -> bool {
-    let entries = fs::read_dir(format!("/proc/{host_pid}/fdinfo")).into_iter().flatten().flatten();
-    let mut texts = entries.filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    let is_direct = |text: String| {
-        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
-        flags.is_some_and(|flags| flags & libc::O_DIRECT != 0 && flags & libc::O_PATH == 0)
-    };
-    texts.any(is_direct)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -369,18 +344,5 @@ mod tests {
         assert_eq!(covered(&protection, &areas), [start..start + 2 * PAGE, areas[3].clone()]);
         // SAFETY: unmaps what was mapped above.
         unsafe { libc::munmap(start as *mut _, 4 * PAGE as usize) };
-    }
-
-    #[test]
-    fn files_for_direct_input_and_output_are_found() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        let ours = std::process::id() as i32;
-        assert!(!is_written_by_devices(ours));
-        let opened = OpenOptions::new().write(true).create(true).custom_flags(libc::O_DIRECT).open(path);
-        // A file system without it has none to be found.
-        if opened.is_ok() {
-            assert!(is_written_by_devices(ours));
-        }
     }
 }
