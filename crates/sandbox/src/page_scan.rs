@@ -24,8 +24,6 @@ pub const GUARD: u64 = 1 << 8;
 
 /// Protects what is found.
 const PROTECT: u64 = 1;
-/// Fails where something cannot be protected.
-const ALL_PROTECTABLE: u64 = 1 << 1;
 
 /// Where the addresses of processes end.
 const END: u64 = 0x7fff_ffff_f000;
@@ -180,10 +178,12 @@ fn guard() -> u64 {
     })
 }
 
-/// Protects the pages of its own that a process has within `span`, and tells which those are; with `written`, only those
-/// that were written to since they were protected.
+/// Protects the pages of its own that a process has within `span` where that can be done, and tells which those are; with
+/// `written`, only those that were written to since they were protected.
 pub fn protect(pagemap: &File, span: &Range<u64>, written: bool) -> io::Result<Vec<Range<u64>>> {
-    let mut scan = Scan { flags: PROTECT | ALL_PROTECTABLE, ..Scan::own(span) };
+    let mut scan = Scan { flags: PROTECT, ..Scan::own(span) };
+    // Other memory is passed over as a whole: the kernel would set its notes there too.
+    scan.category_mask |= PROTECTABLE;
     if written {
         scan.category_mask |= WRITTEN;
     }
@@ -246,6 +246,20 @@ mod tests {
         }
     }
 
+    impl Memory {
+        /// Maps new memory in the place of these pages.
+        fn replace(&self, pages: Range<usize>) {
+            let (at, length) = (self.page(pages.start), pages.len() * PAGE as usize);
+            // SAFETY: within the mapping, which nothing else uses.
+            let made = unsafe {
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                libc::mmap(at as *mut _, length, protection, flags, -1, 0)
+            };
+            assert_eq!(made as u64, at);
+        }
+    }
+
     impl Drop for Memory {
         fn drop(&mut self) {
             // SAFETY: unmaps what was mapped, wherever it is now.
@@ -300,6 +314,27 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_cannot_be_protected_is_passed_over() {
+        let Some(protection) = protection() else { return };
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let memory = Memory::map(PAGES);
+        (0..PAGES).for_each(|page| memory.write(page));
+        protection.cover(&memory.span()).unwrap();
+        protect(&pagemap, &memory.span(), false).unwrap();
+        memory.write(3);
+        memory.write(40);
+        // Something new comes to lie in the middle of it.
+        memory.replace(20..30);
+        memory.write(25);
+        let again = protect(&pagemap, &memory.span(), true).unwrap();
+        assert_eq!(within(&memory, again), [3, 40], "of what is left nothing is lost");
+        let left = within(&memory, unwritten(&pagemap).unwrap());
+        assert_eq!(left, (0..PAGES).filter(|page| !(20..30).contains(page)).collect::<Vec<_>>());
+        memory.write(25);
+        assert!(within(&memory, protect(&pagemap, &memory.span(), true).unwrap()).is_empty());
+    }
+
+    #[test]
     fn of_many_stretches_each_is_told_of_once() {
         const MANY: usize = 3000;
         let pagemap = File::open("/proc/self/pagemap").unwrap();
@@ -317,7 +352,7 @@ mod tests {
         let pagemap = File::open("/proc/self/pagemap").unwrap();
         let memory = Memory::map(PAGES);
         (0..PAGES).for_each(|page| memory.write(page));
-        assert!(protect(&pagemap, &memory.span(), false).is_err(), "it is not covered yet");
+        assert_eq!(protect(&pagemap, &memory.span(), false).unwrap(), [], "it is not covered yet");
         protection.cover(&memory.span()).unwrap();
         protect(&pagemap, &memory.span(), false).unwrap();
         assert_eq!(within(&memory, unwritten(&pagemap).unwrap()).len(), PAGES);

@@ -146,6 +146,11 @@ impl Message {
 
     /// Sets a number, in the place of what is there or at the end.
     pub fn set(&mut self, field: u64, to: u64) -> &mut Self {
+        let mut there = self.0.iter_mut().filter(|(number, _)| *number == field);
+        if let (Some((_, only)), None) = (there.next(), there.next()) {
+            *only = Field::Number(to);
+            return self;
+        }
         self.put(field, [Field::Number(to)])
     }
 

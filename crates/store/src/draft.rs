@@ -1,14 +1,7 @@
-//! An image in the making, as the process that makes it sees it.
-//!
-//! Committing is in this order, so that a death at any point leaves either no image or a whole one:
-//! contents durable in staging, manifest written, chunks moved to their shelves, shelves durable,
-//! directory renamed to its place among the images, that durable. Chunks moved before a failure
-//! are collected later.
+//! An image in the making, as the process that makes it sees it. It becomes an image by [`Draft::commit`].
 
-use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -20,23 +13,22 @@ use crate::disk::{Disk, Linked};
 use crate::error::{Error, Result};
 use crate::half;
 use crate::image::Image;
-use crate::layout::{CHUNKS, Layout, MANIFEST};
-use crate::lease::{Guard, Lease};
+use crate::layout::{CHUNKS, Layout};
+use crate::lease::Lease;
 use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::part_writer::PartWriter;
 use crate::pool;
 use crate::staging::{HashedChunks, Staging};
-use crate::store::list;
 
 /// An image in the making. Dropped without being committed, it is removed with all its contents.
 #[derive(Debug)]
 pub struct Draft {
-    layout: Layout,
-    disk: Arc<Disk>,
-    staging: Staging,
+    pub(crate) layout: Layout,
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) staging: Staging,
     manifest: Arc<Mutex<Manifest>>,
     /// None once the draft has become an image or was removed.
-    lease: Option<Lease>,
+    pub(crate) lease: Option<Lease>,
 }
 
 impl Draft {
@@ -199,8 +191,8 @@ impl Draft {
     pub fn adopt(&self, parts: Vec<Part>) -> Result<()> {
         for part in &parts {
             part.check().map_err(|reason| Error::BadPart { part: part.name.clone(), reason })?;
-            self.check_present(part)?;
         }
+        self.check_present(&parts)?;
         self.manifest().parts.extend(parts);
         Ok(())
     }
@@ -215,163 +207,30 @@ impl Draft {
         self.manifest().parts.push(part);
     }
 
-    /// Makes the image durable and visible under its name, or leaves nothing of it.
-    pub fn commit(mut self) -> Result<Image> {
-        let manifest = self.sealed()?;
-        let chunks = staged_chunks(&manifest);
-        for part in &manifest.parts {
-            self.check_present(part)?;
-        }
-        self.make_durable(&manifest, &chunks)?;
-        let published = self.publish(&manifest, &chunks);
-        if published.is_err() {
-            let (layout, disk) = (self.layout.clone(), self.disk.clone());
-            drop(self);
-            // Gives back the room of chunks that were moved already; else the next one does.
-            let _ = crate::collect::collect(&layout, &disk);
-            return published;
-        }
-        if let Some(lease) = self.lease.take() {
-            // The image is whole; the next sweep removes a lease file that stays behind.
-            let _ = lease.end(&self.disk);
-        }
-        published
-    }
-
-    fn sealed(&self) -> Result<Manifest> {
-        let mut manifest = self.manifest().clone();
-        manifest.parts.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
-        if let Some(pair) = manifest
-            .parts
-            .windows(2)
-            .find(|pair| pair[0].kind == pair[1].kind && pair[0].name == pair[1].name)
-        {
-            let Part { kind, name, .. } = &pair[0];
-            return Err(Error::PartExists { kind: kind.to_string(), part: name.clone() });
-        }
-        manifest.measure();
-        Ok(manifest)
-    }
-
-    fn check_present(&self, part: &Part) -> Result<()> {
-        let absent = |reason: String| Error::BadPart { part: part.name.clone(), reason };
-        if let Some(file) = &part.file {
-            let path = self.path().join(file);
-            return match bounded::look(&path) {
-                Ok(found) if found.len() == part.file_length() => Ok(()),
+    /// What parts are made of is there, as long as it should be.
+    pub(crate) fn check_present(&self, parts: &[Part]) -> Result<()> {
+        let files = parts
+            .iter()
+            .filter_map(|part| Some((part, self.path().join(part.file.as_ref()?), part.file_length())));
+        let chunks = parts.iter().filter(|part| part.file.is_none()).flat_map(|part| {
+            let places =
+                part.chunks.iter().filter_map(|chunk| Some((self.staging.place(chunk)?, chunk.stored)));
+            places.map(move |(place, bytes)| (part, place, bytes))
+        });
+        let all: Vec<_> = files.chain(chunks).collect();
+        let check = |(): &mut (), at: usize| {
+            let (part, path, bytes) = &all[at];
+            match bounded::look(path) {
+                Ok(found) if found.len() == *bytes => Ok(()),
                 _ => {
-                    let (path, bytes) = (path.display(), part.file_length());
-                    Err(absent(format!("{path} is not there with {bytes} bytes")))
-                }
-            };
-        }
-        for chunk in &part.chunks {
-            let Some(path) = self.staging.place(chunk) else { continue };
-            match bounded::look(&path) {
-                Ok(found) if found.len() == chunk.stored => {}
-                _ => {
-                    return Err(absent(format!(
-                        "{} is not there with {} bytes",
-                        path.display(),
-                        chunk.stored
-                    )));
+                    let reason = format!("{} is not there with {bytes} bytes", path.display());
+                    Err(Error::BadPart { part: part.name.clone(), reason })
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Writes the manifest and makes all in staging durable.
-    fn make_durable(&self, manifest: &Manifest, chunks: &[ChunkRef]) -> Result<()> {
-        let path = self.path().join(MANIFEST);
-        let text = manifest.to_bytes().map_err(|reason| Error::BadManifest { path: path.clone(), reason })?;
-        let mut files: Vec<PathBuf> = chunks.iter().filter_map(|chunk| self.staging.place(chunk)).collect();
-        files.extend(manifest.parts.iter().filter_map(|part| Some(self.path().join(part.file.as_ref()?))));
-        pool::map(
-            SYNCS,
-            files.len(),
-            || (),
-            |(), at| {
-                let file = File::open(&files[at]).map_err(|error| Error::io("open", &files[at], 0, error))?;
-                self.disk.sync_file(&file, &files[at])
-            },
-        )?;
-        self.remove_strays(manifest)?;
-        let directories: BTreeSet<&Path> =
-            manifest.parts.iter().filter_map(|part| Path::new(part.file.as_ref()?).parent()).collect();
-        for directory in directories {
-            self.disk.sync_dir(&self.path().join(directory))?;
-        }
-        let file = self.disk.write_new(&path, &text)?;
-        self.disk.sync_file(&file, &path)
-    }
-
-    /// Removes what lies in the directories for kept files and was not taken.
-    fn remove_strays(&self, manifest: &Manifest) -> Result<()> {
-        let kept: HashSet<PathBuf> =
-            manifest.parts.iter().filter_map(|part| Some(self.path().join(part.file.as_ref()?))).collect();
-        for directory in list(self.path())? {
-            if directory.ends_with(CHUNKS) {
-                continue;
-            }
-            if !directory.is_dir() {
-                self.disk.remove_file(&directory)?;
-                continue;
-            }
-            for path in list(&directory)? {
-                if path.is_dir() {
-                    self.disk.remove_tree(&path)?;
-                } else if !kept.contains(&path) {
-                    self.disk.remove_file(&path)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn publish(&self, manifest: &Manifest, chunks: &[ChunkRef]) -> Result<Image> {
-        let _collecting_waits = Guard::shared(&self.disk, &self.layout.collect_lock())?;
-        let shelves: Vec<u8> =
-            chunks.iter().map(|chunk| chunk.hash.bytes()[0]).collect::<BTreeSet<_>>().into_iter().collect();
-        for first in &shelves {
-            self.disk.create_dir(&self.layout.shelf(*first))?;
-        }
-        self.disk.sync_dir(&self.layout.chunks())?;
-        for chunk in chunks {
-            self.shelve(chunk)?;
-        }
-        pool::map(SYNCS, shelves.len(), || (), |(), at| self.disk.sync_dir(&self.layout.shelf(shelves[at])))?;
-        self.disk.remove_tree(&self.path().join(CHUNKS))?;
-        self.disk.sync_dir(self.path())?;
-        let place = self.layout.image(&manifest.name);
-        if !self.disk.rename_new(self.path(), &place)? {
-            return Err(Error::NameInUse { name: manifest.name.clone() });
-        }
-        self.disk.sync_dir(&self.layout.images())?;
-        Image::open(&place)
-    }
-
-    /// Gives a staged chunk its place in the store. One with a second name came from the store and
-    /// only goes back if it was collected since; a new one replaces what is there, which can only
-    /// be the same or damaged.
-    fn shelve(&self, chunk: &ChunkRef) -> Result<()> {
-        let (Some(staged), Some(place)) = (self.staging.place(chunk), self.layout.chunk(chunk)) else {
-            return Ok(());
         };
-        let names = fs::metadata(&staged).map_err(|error| Error::io("look at", &staged, 0, error))?.nlink();
-        if names > 1 {
-            self.disk.link(&staged, &place).map(|_| ())
-        } else {
-            if place.is_dir() {
-                self.disk.remove_tree(&place)?;
-            }
-            self.disk.rename(&staged, &place)
-        }
+        pool::map(pool::threads_for(all.len()), all.len(), || (), check).map(|_| ())
     }
 }
-
-/// Syncs under way at once; they share the file system's journal commits.
-const SYNCS: usize = 16;
 
 impl Drop for Draft {
     fn drop(&mut self) {
@@ -393,15 +252,4 @@ pub(crate) fn bury(layout: &Layout, disk: &Disk, path: &Path) -> Result<()> {
     }
     // A file that was being created during the rename may still come after the directory was read.
     disk.remove_tree(&grave).or_else(|_| disk.remove_tree(&grave))
-}
-
-/// The chunks that the image refers to in the store, each once.
-fn staged_chunks(manifest: &Manifest) -> Vec<ChunkRef> {
-    let mut chunks = HashMap::new();
-    for part in manifest.parts.iter().filter(|part| part.file.is_none()) {
-        for chunk in part.chunks.iter().filter(|chunk| chunk.encoding != Encoding::Zero) {
-            chunks.insert((chunk.hash, chunk.encoding), *chunk);
-        }
-    }
-    chunks.into_values().collect()
 }

@@ -66,6 +66,13 @@ impl Image {
         Ok(Image { layout, place, path, manifest: Arc::new(manifest), lease: Arc::new(lease) })
     }
 
+    /// The image that is about to be at `place`, held by the file of its manifest before anybody can find it.
+    pub(crate) fn made(layout: &Layout, place: &Path, manifest: Manifest, file: File) -> Result<Image> {
+        file.lock_shared().map_err(|error| Error::io("lock", &place.join(MANIFEST), 0, error))?;
+        let (layout, place, path) = (layout.clone(), place.to_path_buf(), place.to_path_buf());
+        Ok(Image { layout, place, path, manifest: Arc::new(manifest), lease: Arc::new(file) })
+    }
+
     /// Some of this image.
     pub(crate) fn of(&self, path: PathBuf, manifest: Arc<Manifest>) -> Image {
         let Image { layout, place, lease, .. } = self.clone();

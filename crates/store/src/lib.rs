@@ -32,6 +32,7 @@ mod archive;
 pub mod bounded;
 mod chunk;
 mod collect;
+mod commit;
 mod disk;
 mod draft;
 mod error;

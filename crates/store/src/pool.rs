@@ -13,6 +13,14 @@ pub(crate) fn threads() -> usize {
     thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS)
 }
 
+/// So many things that take a system call or two are done in about the time that a thread takes to begin, some times over.
+const QUICK: usize = 64;
+
+/// How many threads suit so many quick things.
+pub(crate) fn threads_for(items: usize) -> usize {
+    threads().min(items.div_ceil(QUICK))
+}
+
 /// Calls `work` for each of `0..items` on up to `threads` threads, each with its own state, and
 /// returns the results in order. The first error ends it, once the calls under way have ended.
 pub(crate) fn map<S, T: Send>(

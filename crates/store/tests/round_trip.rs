@@ -109,6 +109,22 @@ fn contents_are_shared_between_images() {
 }
 
 #[test]
+fn what_a_commit_returns_is_what_is_read() {
+    let (_root, store) = store();
+    for name in ["a", "b"] {
+        let draft = store.begin(name).unwrap();
+        draft.put(PartKind::GpuBuffer, "w", json!({ "address": 4096 }), &noise(5, 5 << 20)).unwrap();
+        draft.put(PartKind::WorkerState, "text", Value::Null, &b"state ".repeat(50_000)).unwrap();
+        draft.manifest().program.argv = vec!["p".to_string()];
+        let made = draft.commit().unwrap();
+        assert_eq!(made.manifest(), store.image(name).unwrap().manifest());
+        // It is held from the beginning.
+        assert!(matches!(store.remove(name), Err(Error::ImageInUse { .. })));
+        assert!(store.verify(name, &|_, _| {}).unwrap().is_sound());
+    }
+}
+
+#[test]
 fn raw_chunks_are_the_contents_and_nothing_else() {
     let (_root, store) = store();
     let data = noise(9, 3 << 20);

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::cpu_pages::Pages;
 use crate::images::driver_half;
+use crate::images::earlier_pages::EarlierPages;
 use crate::network;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
@@ -111,6 +112,8 @@ pub(super) struct Attempt<'a> {
     pub(super) last_image: Option<&'a Arc<LastImage>>,
     /// The page files of that image, if it is of use.
     pub(super) last_links: OnceLock<Links>,
+    /// Those page files, and those that it was restored from, once they were opened.
+    pub(super) earlier_pages: OnceLock<EarlierPages>,
     /// Where memory lies in the page files of this one.
     pub(super) layout: Mutex<Layout>,
     /// The id of the image, once it is there.

@@ -142,10 +142,10 @@ impl Attempt<'_> {
 
     /// Has the program's memory mapped from the image on a restore.
     fn convert(&self, draft: &Draft, images: &Path, based: Option<&Layout>) -> Result<()> {
-        let earlier = self.daemon.paths.pages().join(&self.subject.id);
+        let earlier = self.earlier_pages.get_or_init(|| self.read_earlier());
         let in_order = self.copied_ahead.get().is_none();
-        let last = self.last_links.get().zip(based).map(|(links, based)| (links.path(), based));
-        let (warnings, layout) = cpu_pages::convert(draft, images, &earlier, last, in_order)?;
+        let last = based.filter(|_| self.last_links.get().is_some());
+        let (warnings, layout) = cpu_pages::convert(draft, images, earlier, last, in_order)?;
         *self.layout.lock().unwrap_or_else(PoisonError::into_inner) = layout;
         let all = self.warn(warnings);
         ImageMetadata::warn(&mut draft.manifest(), &all);

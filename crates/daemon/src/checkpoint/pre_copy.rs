@@ -10,6 +10,7 @@ use rekindle_sandbox::pages::PreCopy;
 
 use crate::error::Result;
 use crate::host::paths::private_directory;
+use crate::images::earlier_pages::EarlierPages;
 use crate::sandboxes::last_image::{ImageBaseline, Links, patience};
 use crate::timeline::PAGES;
 
@@ -45,7 +46,10 @@ impl Attempt<'_> {
         };
         self.step("ahead-begun")?;
         let start_us = self.timeline.elapsed_us();
-        let bytes = pre_copy.copy(&|| self.reply.check_wanted().is_ok());
+        let bytes = std::thread::scope(|scope| {
+            scope.spawn(|| self.earlier_pages.get_or_init(|| self.read_earlier()));
+            pre_copy.copy(&|| self.reply.check_wanted().is_ok())
+        });
         lane.note("copy ahead", start_us, self.timeline.elapsed_us() - start_us, bytes);
         if self.last_links.get().is_some() {
             lane.note("in the last image", self.timeline.elapsed_us(), 0, pre_copy.based_bytes());
@@ -53,6 +57,12 @@ impl Attempt<'_> {
         let _ = self.copied_ahead.set(());
         self.step("ahead-copied")?;
         Ok(Some(pre_copy))
+    }
+
+    /// Opens what the program's memory may lie in already.
+    pub(super) fn read_earlier(&self) -> EarlierPages {
+        let restored = self.daemon.paths.pages().join(&self.subject.id);
+        EarlierPages::read(restored, self.last_links.get().map(Links::path))
     }
 
     /// Copies what was written while CRIU made itself ready.

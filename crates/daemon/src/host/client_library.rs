@@ -14,9 +14,10 @@ use std::fs::{self, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rekindle_protocol::client::RUN_DIRECTORY;
-use rekindle_store::{Draft, Image, PartKind};
+use rekindle_store::{Draft, Encoding, Image, Part, PartKind};
 use serde_json::json;
 
 use crate::error::{Error, Result};
@@ -110,9 +111,67 @@ pub fn keep_with(draft: &Draft, run_directory: &Path) -> Result<()> {
     if !place.symlink_metadata().is_ok_and(|found| found.is_file()) {
         return Ok(());
     }
-    let bytes = fs::read(&place).map_err(|source| Error::io("read", &place, source))?;
+    let failed = |source| Error::io("read", &place, source);
+    let identity = Identity::of(&fs::metadata(&place).map_err(failed)?);
+    let last = LAST.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(last) = last.filter(|last| last.identity == identity)
+        && last.enter(draft)?
+    {
+        return Ok(());
+    }
+    let bytes = fs::read(&place).map_err(failed)?;
     let hash = blake3::hash(&bytes).to_hex();
-    Ok(draft.put(kind(), NAMES[0], json!({ HASH: hash.as_str() }), &bytes)?)
+    draft.put(kind(), NAMES[0], json!({ HASH: hash.as_str() }), &bytes)?;
+    let part = draft.manifest().part(&kind(), NAMES[0]).cloned();
+    *LAST.lock().unwrap_or_else(PoisonError::into_inner) = part.map(|part| Entered { identity, part });
+    Ok(())
+}
+
+/// The build that was put into an image last: of the next one with it nothing is read or hashed.
+static LAST: Mutex<Option<Entered>> = Mutex::new(None);
+
+#[derive(Clone)]
+struct Entered {
+    identity: Identity,
+    part: Part,
+}
+
+/// Nobody can change a file and leave all of this as it was.
+#[derive(Clone, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Identity {
+    fn of(found: &fs::Metadata) -> Identity {
+        Identity {
+            device: found.dev(),
+            inode: found.ino(),
+            bytes: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        }
+    }
+}
+
+impl Entered {
+    /// Whether the store has all of it still.
+    fn enter(&self, draft: &Draft) -> Result<bool> {
+        let Part { bytes, attributes, chunk_bytes, chunks, .. } = &self.part;
+        let writer = draft.part(kind(), NAMES[0], attributes.clone(), *bytes)?;
+        for (number, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.encoding != Encoding::Zero)
+        {
+            if !writer.enter_known(number as u64 * chunk_bytes, chunk.hash)? {
+                return Ok(false);
+            }
+        }
+        writer.finish()?;
+        Ok(true)
+    }
 }
 
 fn kind() -> PartKind {
@@ -148,6 +207,41 @@ fn prepend(environment: &mut Vec<(String, String)>, name: &str, value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_image_has_the_client_that_its_program_has_then() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = rekindle_store::Store::open(&directory.path().join("store")).unwrap();
+        let library = directory.path().join(DIRECTORY).join(NAMES[0]);
+        fs::create_dir(directory.path().join(DIRECTORY)).unwrap();
+        let image = |name: &str| {
+            let draft = store.begin(name).unwrap();
+            keep_with(&draft, directory.path()).unwrap();
+            let image = draft.commit().unwrap();
+            let part = image.part(kind(), NAMES[0]).unwrap().clone();
+            let mut bytes = vec![0; part.bytes as usize];
+            image.read_part(&part, 0, &mut bytes).unwrap();
+            assert_eq!(part.attributes[HASH], blake3::hash(&bytes).to_hex().as_str());
+            bytes
+        };
+        let build: Vec<u8> =
+            (0..300_000u32).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+        let padded = [build.as_slice(), &[0; 1 << 20], b"end"].concat();
+        for (name, contents) in
+            [("first", &build), ("second", &build), ("third", &padded), ("fourth", &padded)]
+        {
+            if fs::read(&library).ok().as_ref() != Some(contents) {
+                fs::write(&library, contents).unwrap();
+            }
+            assert!(image(name) == *contents, "{name}");
+        }
+        // What was known is gone.
+        for name in ["first", "second", "third", "fourth"] {
+            store.remove(name).unwrap();
+        }
+        store.collect().unwrap();
+        assert!(image("fifth") == padded);
+    }
 
     #[test]
     fn the_client_comes_first_in_the_environment() {

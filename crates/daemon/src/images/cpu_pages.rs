@@ -26,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::host::paths::private_directory;
 use crate::images::checked_files::CHECKED;
+use crate::images::earlier_pages::EarlierPages;
 use crate::images::{cpu_images, shared_pages};
 
 /// Files that go into an image at once.
@@ -42,13 +43,13 @@ fn is_read_wanted() -> bool {
 }
 
 /// Converts the dump in `images` and takes the page files into the draft. Returns what the user should know.
-/// `earlier` has the page files that the program maps, if it was restored with such; those of its `last` image have what is
-/// not in the dump. Pages that are not `in_order` are put so.
+/// `earlier` has the page files that the program maps, if it was restored with such, and those of its last image, which have
+/// the memory of `last` that is not in the dump. Pages that are not `in_order` are put so.
 pub fn convert(
     draft: &Draft,
     images: &Path,
-    earlier: &Path,
-    last: Option<(&Path, &Layout)>,
+    earlier: &EarlierPages,
+    last: Option<&Layout>,
     in_order: bool,
 ) -> Result<(Vec<String>, Layout)> {
     let map = !is_read_wanted();
@@ -56,17 +57,16 @@ pub fn convert(
         true => Ok(()),
         false => pages::settle(images).map_err(|what| Error::Pages { what }),
     };
-    if !map && !earlier.is_dir() && last.is_none() {
+    let EarlierPages { restored, files, known } = earlier;
+    if !map && !restored.is_dir() && last.is_none() {
         return settle().map(|()| Default::default());
     }
     let out = images.join(pages::DIRECTORY);
     private_directory(&out, true)?;
-    let directories: Vec<_> = last.iter().map(|(directory, _)| *directory).chain([earlier]).collect();
-    let known = shared_pages::read_all(&directories);
     let holds: Option<HashMap<_, _>> = known
         .as_ref()
         .map(|known| known.iter().map(|(_, part)| (part.name.clone(), part.stored())).collect());
-    let request = pages::RewriteOptions { earlier, last, map, share: holds.as_ref() };
+    let request = pages::RewriteOptions { earlier: restored, files, last, map, share: holds.as_ref() };
     let rewritten = match pages::rewrite(images, &out, &request) {
         Ok(rewritten) => rewritten,
         Err(refusal) if refusal.harmless => {
@@ -77,7 +77,7 @@ pub fn convert(
         Err(refusal) => return Err(Error::Pages { what: refusal.to_string() }),
     };
     take_page_files(draft, &rewritten.files)?;
-    shared_pages::take(draft, &rewritten.shared, &known.unwrap_or_default())?;
+    shared_pages::take(draft, &rewritten.shared, known.as_deref().unwrap_or_default())?;
     Ok((rewritten.warnings, rewritten.layout))
 }
 

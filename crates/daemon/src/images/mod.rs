@@ -5,6 +5,7 @@ pub mod cpu_images;
 pub mod cpu_pages;
 pub mod declared;
 pub mod driver_half;
+pub mod earlier_pages;
 pub mod machine;
 pub mod metadata;
 pub mod page_cache;

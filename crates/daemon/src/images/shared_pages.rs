@@ -5,7 +5,7 @@
 //! image the file has a name, its hashes, and the name of the image that it was made for.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rekindle_store::bounded;
 use rekindle_store::{Draft, Image, Origin, Part, PartKind};
@@ -54,16 +54,16 @@ pub fn read(directory: &Path) -> Option<Vec<Part>> {
 }
 
 /// What is known of the page files in several directories; `None` where nothing is of one of them.
-pub fn read_all<'a>(directories: &[&'a Path]) -> Option<Vec<(&'a Path, Part)>> {
+pub fn read_all(directories: &[&Path]) -> Option<Vec<(PathBuf, Part)>> {
     let mut all = Vec::new();
     for directory in directories.iter().filter(|directory| directory.is_dir()) {
-        all.extend(read(directory)?.into_iter().map(|part| (*directory, part)));
+        all.extend(read(directory)?.into_iter().map(|part| (directory.to_path_buf(), part)));
     }
     Some(all)
 }
 
 /// Takes those of these names into the draft.
-pub fn take(draft: &Draft, names: &[String], known: &[(&Path, Part)]) -> Result<()> {
+pub fn take(draft: &Draft, names: &[String], known: &[(PathBuf, Part)]) -> Result<()> {
     for name in names {
         let found = known.iter().find(|(_, part)| part.name == *name);
         let (directory, part) = found.ok_or_else(|| Error::Pages {

@@ -112,24 +112,26 @@ impl Area {
 
     /// Makes it a private mapping of that file from there on.
     pub fn map(&mut self, file: u64, offset: u64) {
-        let status = self.status & !ANON_PRIVATE | FILE_PRIVATE;
-        self.message
-            .set(OFFSET, offset)
-            .set(FILE, file)
-            .set(FLAGS, self.flags & !MAP_ANONYMOUS)
-            .set(STATUS, status)
-            .set(OPEN_FLAGS, READ_LARGE);
+        (self.offset, self.file) = (offset, file);
+        self.flags &= !MAP_ANONYMOUS;
+        self.status = self.status & !ANON_PRIVATE | FILE_PRIVATE;
+        self.describe().set(OPEN_FLAGS, READ_LARGE);
     }
 
     /// Makes it anonymous memory.
     pub fn unmap(&mut self) {
-        let status = self.status & !FILE_PRIVATE | ANON_PRIVATE;
+        (self.offset, self.file) = (0, 0);
+        self.flags |= MAP_ANONYMOUS;
+        self.status = self.status & !FILE_PRIVATE | ANON_PRIVATE;
+        self.describe().remove(OPEN_FLAGS);
+    }
+
+    fn describe(&mut self) -> &mut Message {
         self.message
-            .set(OFFSET, 0)
-            .set(FILE, 0)
-            .set(FLAGS, self.flags | MAP_ANONYMOUS)
-            .set(STATUS, status)
-            .remove(OPEN_FLAGS);
+            .set(OFFSET, self.offset)
+            .set(FILE, self.file)
+            .set(FLAGS, self.flags)
+            .set(STATUS, self.status)
     }
 }
 
@@ -151,11 +153,14 @@ mod tests {
         assert!(area.is_anonymous() && !area.is_private_mapping());
         let before = area.message.clone();
         area.map(9, 0x7000);
-        let mut mapped = Area::read(&area.message.write()).unwrap();
-        assert!(mapped.is_private_mapping() && !mapped.is_anonymous());
-        assert_eq!((mapped.file, mapped.offset), (9, 0x7000));
-        mapped.unmap();
-        assert_eq!(mapped.message, before);
+        let written = Area::read(&area.message.write()).unwrap();
+        for mapped in [&area, &written] {
+            assert!(mapped.is_private_mapping() && !mapped.is_anonymous());
+            assert_eq!((mapped.file, mapped.offset), (9, 0x7000));
+        }
+        area.unmap();
+        assert_eq!(area.message, before);
+        assert!(area.is_anonymous() && !area.is_private_mapping());
     }
 
     #[test]

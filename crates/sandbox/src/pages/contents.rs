@@ -6,9 +6,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use nix::unistd::{Whence, lseek};
-
 use super::area::PAGE;
+use super::backing::BackingFile;
 
 /// Pages of the dump: so many bytes of memory from an address on, and where they lie in the pages' file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,16 +36,15 @@ pub fn append(runs: &mut Vec<Run>, memory: u64, bytes: u64, at: u64) {
 /// The file behind an area.
 #[derive(Debug, Clone)]
 pub struct Base {
-    pub file: Arc<File>,
+    pub file: Arc<BackingFile>,
     /// Where in it the area begins.
     pub offset: u64,
-    pub length: u64,
 }
 
 impl Base {
     /// What is behind the memory so many bytes further on.
     pub fn after(&self, bytes: u64) -> Base {
-        Base { offset: self.offset + bytes, ..self.clone() }
+        Base { file: self.file.clone(), offset: self.offset + bytes }
     }
 }
 
@@ -58,52 +56,25 @@ pub enum Source {
 }
 
 /// The stretches that an area consists of, in order. What is in none of them is zero.
-pub fn stretches(
-    span: &Range<u64>,
-    runs: &[Run],
-    base: Option<&Base>,
-) -> io::Result<Vec<(Range<u64>, Source)>> {
+pub fn stretches(span: &Range<u64>, runs: &[Run], base: Option<&Base>) -> Vec<(Range<u64>, Source)> {
     let mut out = Vec::new();
     let mut from = span.start;
     for run in runs {
-        if let Some(base) = base {
-            from_base(span, from..run.memory.start, base, &mut out)?;
-        }
+        out.extend(base.iter().flat_map(|base| from_base(span, from..run.memory.start, base)));
         out.push((run.memory.clone(), Source::Dump(run.at)));
         from = run.memory.end;
     }
-    if let Some(base) = base {
-        from_base(span, from..span.end, base, &mut out)?;
-    }
-    Ok(out)
+    out.extend(base.iter().flat_map(|base| from_base(span, from..span.end, base)));
+    out
 }
 
-fn from_base(
-    span: &Range<u64>,
-    gap: Range<u64>,
-    base: &Base,
-    out: &mut Vec<(Range<u64>, Source)>,
-) -> io::Result<()> {
+fn from_base(span: &Range<u64>, gap: Range<u64>, base: &Base) -> impl Iterator<Item = (Range<u64>, Source)> {
     let in_file = |address: u64| base.offset + (address - span.start);
-    let mut at = in_file(gap.start);
-    let end = in_file(gap.end).min(base.length);
-    while at < end {
-        let start = match lseek(&*base.file, at as i64, Whence::SeekData) {
-            Ok(start) => start as u64 / PAGE * PAGE,
-            Err(nix::Error::ENXIO) => break,
-            Err(errno) => return Err(errno.into()),
-        };
-        let stop = (lseek(&*base.file, start as i64, Whence::SeekHole)? as u64).min(end);
-        if start >= end {
-            break;
-        }
-        let memory = gap.start + (start.max(at) - in_file(gap.start));
-        let length = (stop - start.max(at)).next_multiple_of(PAGE);
-        let length = length.min(gap.end - memory);
-        out.push((memory..memory + length, Source::Base(start.max(at))));
-        at = stop;
-    }
-    Ok(())
+    let (begin, end) = (in_file(gap.start), in_file(gap.end));
+    base.file.filled(begin..end).map(move |found| {
+        let memory = gap.start + (found.start - begin)..gap.start + (found.end - begin);
+        (memory, Source::Base(found.start))
+    })
 }
 
 /// Calls `take` with the parts of a block, by their places in it, that are not all zero. Zeros between two parts are
@@ -163,11 +134,11 @@ mod tests {
         file.write_all_at(&[1; 3 * 4096], 8 * 4096).unwrap();
         file.write_all_at(b"x", 20 * 4096).unwrap();
         file.set_len(1 << 30).unwrap();
-        let base = Base { length: 20 * 4096 + 1, file: Arc::new(file), offset: 4 * 4096 };
+        let base = Base { file: Arc::new(BackingFile::of(file).unwrap()), offset: 4 * 4096 };
         let span = 0x10_0000..0x10_0000 + 32 * 4096;
         let page = |number: u64| span.start + number * 4096;
         let runs = [Run { memory: page(5)..page(6), at: 0 }, Run { memory: page(30)..page(32), at: 4096 }];
-        let found = stretches(&span, &runs, Some(&base)).unwrap();
+        let found = stretches(&span, &runs, Some(&base));
         let expected = [
             (page(4)..page(5), Source::Base(8 * 4096)),
             (page(5)..page(6), Source::Dump(0)),
@@ -176,7 +147,7 @@ mod tests {
             (page(30)..page(32), Source::Dump(4096)),
         ];
         assert_eq!(found, expected);
-        assert_eq!(stretches(&span, &runs, None).unwrap().len(), 2);
+        assert_eq!(stretches(&span, &runs, None).len(), 2);
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl<'a> Conversion<'a> {
         let (writer, offset) = self.writers.place(kind, span)?;
         let (name, file) = (writer.name.clone(), writer.file.clone());
         self.maps = true;
-        self.copy(area, span, base, &file, span.start, offset)?;
+        self.copy(area, span, base, &file, span.start, offset);
         let id = self.id(&name);
         let mut mapped = area.clone();
         mapped.map(id, offset);
@@ -84,7 +84,7 @@ impl<'a> Conversion<'a> {
 
     /// An area that is to be read again.
     pub fn read(&mut self, area: &Area, base: &Base) -> io::Result<()> {
-        for (memory, from) in self.contents(area, &area.span, Some(base))? {
+        for (memory, from) in self.contents(area, &area.span, Some(base)) {
             from.each_filled(&memory, |at, bytes| self.kept.add(at, bytes))?;
         }
         let mut anonymous = area.clone();
@@ -133,7 +133,7 @@ impl<'a> Conversion<'a> {
             let area = &process.areas[at];
             let part = span.start.max(area.span.start)..span.end.min(area.span.end);
             if !part.is_empty() {
-                self.copy(area, &part, Some(&inherited[&at].base), &file, span.start, offset)?;
+                self.copy(area, &part, Some(&inherited[&at].base), &file, span.start, offset);
             }
         }
         Ok((self.id(&name), offset))
@@ -154,29 +154,23 @@ impl<'a> Conversion<'a> {
         file: &Arc<File>,
         start: u64,
         offset: u64,
-    ) -> io::Result<()> {
-        for (memory, from) in self.contents(area, part, base)? {
+    ) {
+        for (memory, from) in self.contents(area, part, base) {
             let (bytes, offset) = (memory.end - memory.start, offset + (memory.start - start));
             self.jobs.add(Job { from, bytes, file: file.clone(), offset });
         }
-        Ok(())
     }
 
     /// What an area holds of `part`, by addresses in memory. What is in none of it is zero.
-    fn contents(
-        &self,
-        area: &Area,
-        part: &Range<u64>,
-        base: Option<&Base>,
-    ) -> io::Result<Vec<(Range<u64>, From)>> {
+    fn contents(&self, area: &Area, part: &Range<u64>, base: Option<&Base>) -> Vec<(Range<u64>, From)> {
         let Dumped { process, pages, .. } = self.from;
         let base = base.map(|base| base.after(part.start - area.span.start));
-        let found = stretches(part, &within(&process.runs, part), base.as_ref())?;
+        let found = stretches(part, &within(&process.runs, part), base.as_ref());
         let read = |source| match (source, &base) {
-            (Source::Base(at), Some(base)) => From::File(base.file.clone(), at),
+            (Source::Base(at), Some(base)) => From::File(base.file.file.clone(), at),
             (Source::Base(at) | Source::Dump(at), _) => From::File(pages.clone(), at),
         };
-        Ok(found.into_iter().map(|(memory, source)| (memory, read(source))).collect())
+        found.into_iter().map(|(memory, source)| (memory, read(source))).collect()
     }
 
     /// `mark` is where the client's mark is in memory.

@@ -1,16 +1,18 @@
 //! A dump as it is read: its processes, its files, and whether a process may be given page files.
 
-use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
+use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::area::Area;
+use super::backing::BackingFile;
 use super::contents::Base;
 use super::files::Files;
 use super::image::Entries;
+use super::page_files::PageFiles;
 use super::process::Process;
 use super::{mark, page_file_name};
 use crate::elf;
@@ -18,37 +20,31 @@ use crate::elf;
 /// What the client's file is called.
 const CLIENT: &str = "libcuda.so";
 
-pub struct Dump {
+pub struct Dump<'a> {
     pub processes: Vec<Process>,
     pub files: Files,
     /// Files that are not under their names any more.
     pub remapped: Vec<u64>,
-    /// The page files of the image that the program was restored from, and of its last one; where each lies.
-    pub earlier: Arc<HashSet<String>>,
-    places: HashMap<String, PathBuf>,
-    opened: HashMap<PathBuf, Arc<File>>,
+    pub page_files: &'a PageFiles,
+    /// Other files that memory is mapped from.
+    opened: HashMap<PathBuf, Arc<BackingFile>>,
     /// Whether a file's code makes system calls that nobody sees.
     direct: HashMap<PathBuf, bool>,
 }
 
-impl Dump {
-    /// `directories` have page files; of two of one name, which are one file, either will do.
-    pub fn read(images: &Path, directories: &[&Path]) -> Result<Dump, String> {
+impl<'a> Dump<'a> {
+    pub fn read(images: &Path, page_files: &'a PageFiles) -> Result<Dump<'a>, String> {
         let remaps = images.join("remap-fpath.img");
         let remapped = if remaps.exists() {
             Entries::read(&remaps)?.entries.iter().filter_map(|entry| entry.number(1)).collect()
         } else {
             Vec::new()
         };
-        let entries = directories.iter().filter_map(|path| fs::read_dir(path).ok()).flatten().flatten();
-        let places: HashMap<_, _> =
-            entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect();
         Ok(Dump {
             processes: Process::all(images)?,
             files: Files::read(&images.join("files.img"))?,
             remapped,
-            earlier: Arc::new(places.keys().cloned().collect()),
-            places,
+            page_files,
             opened: HashMap::new(),
             direct: HashMap::new(),
         })
@@ -69,23 +65,16 @@ impl Dump {
     }
 
     /// What lies behind an area that maps an earlier image's page file of this name.
-    pub fn earlier_base(&mut self, name: &str, offset: u64) -> Result<Base, String> {
-        let path = self.places.get(name).cloned();
-        let path = path.ok_or_else(|| format!("the page file {name:?} is not there"))?;
-        self.open_base(&path, offset).map_err(|error| format!("the page file {}: {error}", path.display()))
-    }
-
     pub fn open_base(&mut self, path: &Path, offset: u64) -> io::Result<Base> {
         let file = match self.opened.get(path) {
             Some(file) => file.clone(),
             None => {
-                let file = Arc::new(File::open(path)?);
+                let file = Arc::new(BackingFile::open(path)?);
                 self.opened.insert(path.to_path_buf(), file.clone());
                 file
             }
         };
-        let length = file.metadata()?.len();
-        Ok(Base { file, offset, length })
+        Ok(Base { file, offset })
     }
 
     /// Where the client's mark is, and what it says.

@@ -11,6 +11,8 @@ use crate::descriptors::{self, Described, Regular};
 pub struct Files {
     entries: Entries,
     paths: HashMap<u64, PathBuf>,
+    /// The ids of page files by their names.
+    ids: HashMap<String, u64>,
     next: u64,
     /// As the regular files of the dump have it.
     mount: Option<u64>,
@@ -19,7 +21,7 @@ pub struct Files {
 impl Files {
     pub fn read(path: &Path) -> Result<Files, String> {
         let entries = Entries::read(path)?;
-        let mut files = Files { entries, paths: HashMap::new(), next: 1, mount: None };
+        let mut files = Files { entries, paths: HashMap::new(), ids: HashMap::new(), next: 1, mount: None };
         for entry in &files.entries.entries {
             let Some(id) = descriptors::id(entry) else { continue };
             files.next = files.next.max(id + 1);
@@ -27,6 +29,9 @@ impl Files {
             files.mount = regular.mount().or(files.mount);
             files.paths.insert(id, regular.path().to_path_buf());
         }
+        let named =
+            files.paths.iter().filter_map(|(id, path)| Some((page_file_name(path)?.to_string(), *id)));
+        files.ids = named.collect();
         Ok(files)
     }
 
@@ -44,9 +49,7 @@ impl Files {
 
     /// The id of a page file of this name, which is added if there is none.
     pub fn page_file_id(&mut self, name: &str) -> u64 {
-        let path = seen_path(name);
-        let known = self.paths.iter().find(|(_, known)| **known == path).map(|(id, _)| *id);
-        known.unwrap_or_else(|| self.add(name))
+        self.ids.get(name).copied().unwrap_or_else(|| self.add(name))
     }
 
     /// Adds a page file; its id.
@@ -57,6 +60,7 @@ impl Files {
         let regular = Regular::new(id, READ_LARGE, &path, self.mount);
         self.entries.entries.push(regular.entry(id));
         self.paths.insert(id, path);
+        self.ids.insert(name.to_string(), id);
         id
     }
 

@@ -17,15 +17,22 @@ use std::path::Path;
 
 use super::area::{Area, PAGE};
 use super::baseline::{Layout, Placement, bytes, within};
-use super::contents::{Base, Run, append, is_zero, read_zero_filled, stretches};
+use super::beside;
+use super::contents::{Base, Run, append, is_zero, read_zero_filled};
 use super::dump::Dump;
 use super::process::within as runs_within;
 use super::remaining::without;
 
 const BLOCK: u64 = 1 << 20;
 
-/// A mapping of a page file, from where it begins in it, and what is behind it in the program.
-type Part = (Area, Base, Option<Base>);
+/// Memory that becomes a mapping of a page file.
+struct Part {
+    span: Range<u64>,
+    /// From where it begins in the page file.
+    base: Base,
+    /// What is behind it in the program.
+    behind: Option<Base>,
+}
 
 /// Pages that come to a dump behind those that it has.
 struct Added {
@@ -45,13 +52,31 @@ impl Added {
         if !is_zero(bytes) {
             self.file.write_all_at(bytes, self.end)?;
         }
-        append(&mut self.runs, memory, bytes.len() as u64, self.end);
-        self.end += bytes.len() as u64;
+        self.note(memory, bytes.len() as u64);
+        Ok(())
+    }
+
+    /// What is not written is zero.
+    fn note(&mut self, memory: u64, bytes: u64) {
+        append(&mut self.runs, memory, bytes, self.end);
+        self.end += bytes;
+    }
+
+    /// Adds what a file has of `memory`.
+    fn take_in(&mut self, base: &Base, memory: &Range<u64>) -> io::Result<()> {
+        let mut block = vec![0; BLOCK.min(memory.end - memory.start) as usize];
+        let mut at = memory.start;
+        while at < memory.end {
+            let block = &mut block[..BLOCK.min(memory.end - at) as usize];
+            read_zero_filled(&base.file.file, block, base.offset + (at - memory.start))?;
+            self.add(at, block)?;
+            at += block.len() as u64;
+        }
         Ok(())
     }
 }
 
-impl Dump {
+impl Dump<'_> {
     /// Lays the memory of all processes out so.
     pub fn lay(&mut self, layout: &Layout) -> Result<(), String> {
         for (pid, placements) in layout.0.iter().filter(|(_, placements)| !placements.is_empty()) {
@@ -67,26 +92,24 @@ impl Dump {
 
     fn lay_process(&mut self, index: usize, placements: &[Placement]) -> io::Result<()> {
         let mut added = Added::to(&self.processes[index].pages)?;
-        let (mut areas, mut laid) = (Vec::new(), 0);
-        for at in 0..self.processes[index].areas.len() {
-            let area = self.processes[index].areas[at].clone();
+        let (mut areas, mut parts, mut laid) = (Vec::new(), Vec::new(), 0);
+        for area in std::mem::take(&mut self.processes[index].areas) {
             let ours = within(placements, &area.span);
             laid += bytes(&ours);
-            let parts = match ours.is_empty() {
+            let found = match ours.is_empty() {
                 true => None,
                 false => self.parts(index, &area, &ours)?,
             };
-            match parts {
-                Some(parts) => {
-                    for (part, base, behind) in parts {
-                        self.differing(index, &part, &ours, (&base, behind.as_ref()), &mut added)?;
-                        areas.push(part);
+            match found {
+                Some(found) => {
+                    for (area, part) in found {
+                        areas.push(area);
+                        parts.push(part);
                     }
                 }
                 None => {
-                    for placement in &ours {
-                        let base = self.based(&placement.file, placement.run.at)?;
-                        take_in(&base, &placement.run.memory, &mut added)?;
+                    for Placement { file, run } in &ours {
+                        added.take_in(&self.based(file, run.at)?, &run.memory)?;
                     }
                     areas.push(area);
                 }
@@ -95,8 +118,20 @@ impl Dump {
         if laid != bytes(placements) {
             return Err(io::Error::other("CRIU describes it otherwise than the kernel does"));
         }
-        added.file.set_len(added.end)?;
         let process = &mut self.processes[index];
+        let blocks = || [vec![0; BLOCK as usize], vec![0; BLOCK as usize]];
+        let differing = beside::map(&parts, blocks, |blocks, part: &Part| {
+            part.differing(&part.unknown(placements, &process.runs), blocks)
+        })?;
+        for (part, spans) in parts.iter().zip(differing) {
+            for span in spans {
+                match &part.behind {
+                    Some(behind) => added.take_in(&behind.after(span.start - part.span.start), &span)?,
+                    None => added.note(span.start, span.end - span.start),
+                }
+            }
+        }
+        added.file.set_len(added.end)?;
         process.areas = areas;
         process.is_scattered |= !added.runs.is_empty();
         process.runs.extend(added.runs);
@@ -105,7 +140,12 @@ impl Dump {
     }
 
     /// An area as mappings of page files; none if it cannot be such mappings.
-    fn parts(&mut self, index: usize, area: &Area, ours: &[Placement]) -> io::Result<Option<Vec<Part>>> {
+    fn parts(
+        &mut self,
+        index: usize,
+        area: &Area,
+        ours: &[Placement],
+    ) -> io::Result<Option<Vec<(Area, Part)>>> {
         let is_plain = area.is_anonymous() || area.is_private_mapping();
         if !is_plain || area.is_executable() || self.processes[index].is_guarded(area) {
             return Ok(None);
@@ -123,12 +163,10 @@ impl Dump {
         let mut parts = Vec::with_capacity(spans.len());
         for Placement { file, run } in spans {
             let id = self.files.page_file_id(&file);
-            let mut part = area.part(run.memory.clone());
-            part.map(id, run.at);
-            let part = Area::read(&part.message.write())
-                .ok_or_else(|| io::Error::other("an area of it cannot be described"))?;
+            let mut mapped = area.part(run.memory.clone());
+            mapped.map(id, run.at);
             let behind = behind.as_ref().map(|base| base.after(run.memory.start - area.span.start));
-            parts.push((part, self.based(&file, run.at)?, behind));
+            parts.push((mapped, Part { base: self.based(&file, run.at)?, behind, span: run.memory }));
         }
         Ok(Some(parts))
     }
@@ -140,30 +178,77 @@ impl Dump {
         }
     }
 
-    fn based(&mut self, name: &str, offset: u64) -> io::Result<Base> {
-        self.earlier_base(name, offset).map_err(io::Error::other)
+    fn based(&self, name: &str, offset: u64) -> io::Result<Base> {
+        self.page_files.base(name, offset).map_err(io::Error::other)
+    }
+}
+
+impl Part {
+    /// The memory that neither the dump has nor is known to be as in the page file.
+    fn unknown(&self, placements: &[Placement], runs: &[Run]) -> Vec<Range<u64>> {
+        let ours = within(placements, &self.span).into_iter().map(|one| one.run.memory);
+        let dumped = runs_within(runs, &self.span).into_iter().map(|run| run.memory);
+        let mut known: Vec<_> = ours.chain(dumped).collect();
+        known.sort_unstable_by_key(|span| span.start);
+        let whole = Run { memory: self.span.clone(), at: 0 };
+        without(&[whole], &known).into_iter().map(|run| run.memory).collect()
     }
 
-    /// Adds the pages of a part that neither the dump has nor are known to be as in the page file, and that differ from it:
-    /// they are as what is `behind` them in the program, or zero.
-    fn differing(
-        &self,
-        index: usize,
-        part: &Area,
-        ours: &[Placement],
-        (base, behind): (&Base, Option<&Base>),
-        added: &mut Added,
-    ) -> io::Result<()> {
-        let span = &part.span;
-        let mut known: Vec<Range<u64>> = within(ours, span).into_iter().map(|one| one.run.memory).collect();
-        known.extend(runs_within(&self.processes[index].runs, span).into_iter().map(|run| run.memory));
-        known.sort_unstable_by_key(|span| span.start);
-        for Run { memory, .. } in without(&[Run { memory: span.clone(), at: 0 }], &known) {
-            let skip = memory.start - span.start;
-            let (base, behind) = (base.after(skip), behind.map(|base| base.after(skip)));
-            for stretch in filled(&memory, &base, behind.as_ref())? {
-                compare(&memory, stretch, &base, behind.as_ref(), added)?;
+    /// Of such memory the pages that differ from the page file: they are as what is behind them, or zero.
+    fn differing(&self, unknown: &[Range<u64>], blocks: &mut [Vec<u8>; 2]) -> io::Result<Vec<Range<u64>>> {
+        let mut differing = Vec::new();
+        for stretch in unknown.iter().flat_map(|memory| self.filled(memory)) {
+            self.compare(stretch, blocks, &mut differing)?;
+        }
+        Ok(differing)
+    }
+
+    /// Where in `memory` one of the two files has contents; in order.
+    fn filled(&self, memory: &Range<u64>) -> Vec<Range<u64>> {
+        let skip = memory.start - self.span.start;
+        let length = memory.end - memory.start;
+        let of = |base: &Base| -> Vec<_> {
+            let begin = base.offset + skip;
+            let spans = base.file.filled(begin..begin + length);
+            spans.map(|span| memory.start + (span.start - begin)..memory.start + (span.end - begin)).collect()
+        };
+        let mut all = of(&self.base);
+        all.extend(self.behind.iter().flat_map(of));
+        all.sort_unstable_by_key(|span| span.start);
+        let mut out: Vec<Range<u64>> = Vec::new();
+        for span in all {
+            match out.last_mut() {
+                Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+                _ => out.push(span),
             }
+        }
+        out
+    }
+
+    fn compare(
+        &self,
+        stretch: Range<u64>,
+        [has, is]: &mut [Vec<u8>; 2],
+        differing: &mut Vec<Range<u64>>,
+    ) -> io::Result<()> {
+        let mut at = stretch.start;
+        while at < stretch.end {
+            let (skip, bytes) = (at - self.span.start, BLOCK.min(stretch.end - at) as usize);
+            let (has, is) = (&mut has[..bytes], &mut is[..bytes]);
+            read_zero_filled(&self.base.file.file, has, self.base.offset + skip)?;
+            match &self.behind {
+                Some(behind) => read_zero_filled(&behind.file.file, is, behind.offset + skip)?,
+                None => is.fill(0),
+            }
+            let pages = has.chunks(PAGE as usize).zip(is.chunks(PAGE as usize)).enumerate();
+            for (number, _) in pages.filter(|(_, (has, is))| has != is) {
+                let page = at + number as u64 * PAGE;
+                match differing.last_mut() {
+                    Some(last) if last.end == page => last.end += PAGE,
+                    _ => differing.push(page..page + PAGE),
+                }
+            }
+            at += bytes as u64;
         }
         Ok(())
     }
@@ -192,61 +277,6 @@ fn stretched(area: &Range<u64>, ours: &[Placement]) -> Option<Vec<Placement>> {
     first.memory.start = area.start;
     out.last_mut()?.run.memory.end = area.end;
     Some(out)
-}
-
-/// Where in `memory` one of two files that begin there has contents; in order.
-fn filled(memory: &Range<u64>, one: &Base, other: Option<&Base>) -> io::Result<Vec<Range<u64>>> {
-    let mut all: Vec<_> = stretches(memory, &[], Some(one))?.into_iter().map(|found| found.0).collect();
-    all.extend(stretches(memory, &[], other)?.into_iter().map(|found| found.0));
-    all.sort_unstable_by_key(|span| span.start);
-    let mut out: Vec<Range<u64>> = Vec::new();
-    for span in all {
-        match out.last_mut() {
-            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
-            _ => out.push(span),
-        }
-    }
-    Ok(out)
-}
-
-/// Adds the pages of a stretch of `memory`, where both files begin, in which they differ.
-fn compare(
-    memory: &Range<u64>,
-    stretch: Range<u64>,
-    base: &Base,
-    behind: Option<&Base>,
-    added: &mut Added,
-) -> io::Result<()> {
-    let (mut has, mut is) = (vec![0; BLOCK as usize], vec![0; BLOCK as usize]);
-    let mut at = stretch.start;
-    while at < stretch.end {
-        let bytes = BLOCK.min(stretch.end - at) as usize;
-        let (has, is) = (&mut has[..bytes], &mut is[..bytes]);
-        read_zero_filled(&base.file, has, base.offset + (at - memory.start))?;
-        match behind {
-            Some(behind) => read_zero_filled(&behind.file, is, behind.offset + (at - memory.start))?,
-            None => is.fill(0),
-        }
-        let pages = has.chunks(PAGE as usize).zip(is.chunks(PAGE as usize)).enumerate();
-        for (number, (_, is)) in pages.filter(|(_, (has, is))| has != is) {
-            added.add(at + number as u64 * PAGE, is)?;
-        }
-        at += bytes as u64;
-    }
-    Ok(())
-}
-
-/// Adds what a page file has of `memory`.
-fn take_in(base: &Base, memory: &Range<u64>, added: &mut Added) -> io::Result<()> {
-    let mut block = vec![0; BLOCK as usize];
-    let mut at = memory.start;
-    while at < memory.end {
-        let block = &mut block[..BLOCK.min(memory.end - at) as usize];
-        read_zero_filled(&base.file, block, base.offset + (at - memory.start))?;
-        added.add(at, block)?;
-        at += block.len() as u64;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

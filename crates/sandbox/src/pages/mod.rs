@@ -36,7 +36,9 @@
 //! next image maps them from the page files of that one ([`baseline`], [`lay`]).
 
 mod area;
+mod backing;
 mod baseline;
+mod beside;
 mod contents;
 mod convert;
 mod copier;
@@ -47,6 +49,7 @@ mod files;
 pub(crate) mod image;
 mod lay;
 mod mark;
+mod page_files;
 mod page_map;
 mod point;
 mod populate;
@@ -65,6 +68,7 @@ pub(crate) use area::PAGE;
 pub use baseline::{Baseline, Layout};
 pub use copier::{Digest, Piece};
 pub use mark::{CONVERTED, LIVE, MAGIC};
+pub use page_files::PageFiles;
 pub use point::{is_pointed, point};
 pub use populate::populate;
 pub use pre_copy::PreCopy;
@@ -126,7 +130,11 @@ pub fn named(images: &Path) -> Result<Vec<String>, String> {
 /// The name of the page file that has this path for the program.
 pub(crate) fn page_file_name(path: &Path) -> Option<&str> {
     let name = path.strip_prefix(RUN_PATH).ok()?.strip_prefix(DIRECTORY).ok()?.to_str()?;
-    (name.starts_with(ANONYMOUS) || name.starts_with(PRIVATE)).then_some(name)
+    is_page_file(name).then_some(name)
+}
+
+fn is_page_file(name: &str) -> bool {
+    name.starts_with(ANONYMOUS) || name.starts_with(PRIVATE)
 }
 
 /// Why a dump cannot be rewritten; it is as it was then.

@@ -18,6 +18,7 @@
 //! input and output, or with queues for asynchronous, are not copied ahead.
 
 mod copied;
+mod devices;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -8,9 +8,14 @@ use std::path::{Path, PathBuf};
 
 use super::contents::{Run, append};
 
+/// So much is written at once: what comes is often a single page.
+const BUFFER: usize = 1 << 20;
+
 /// Pages come area by area, and go into the file as they come.
 pub struct RemainingPages {
     file: File,
+    /// What has come and is not in the file yet.
+    pending: Vec<u8>,
     runs: Vec<Run>,
     end: u64,
     path: PathBuf,
@@ -20,18 +25,26 @@ impl RemainingPages {
     pub fn create(path: &Path) -> io::Result<RemainingPages> {
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
-        Ok(RemainingPages { file, runs: Vec::new(), end: 0, path: path.to_path_buf() })
+        let (pending, runs) = Default::default();
+        Ok(RemainingPages { file, pending, runs, end: 0, path: path.to_path_buf() })
     }
 
     pub fn add(&mut self, memory: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, self.end)?;
+        self.pending.extend_from_slice(bytes);
         append(&mut self.runs, memory, bytes.len() as u64, self.end);
         self.end += bytes.len() as u64;
+        if self.pending.len() >= BUFFER { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.write_all_at(&self.pending, self.end - self.pending.len() as u64)?;
+        self.pending.clear();
         Ok(())
     }
 
     /// Changes bytes within a page that is kept.
     pub fn patch(&mut self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        self.flush()?;
         let run = self.runs.iter().find(|run| run.memory.contains(&address));
         let run = run.ok_or_else(|| io::Error::other("the page with the client's mark is not kept"))?;
         self.file.write_all_at(bytes, run.at + (address - run.memory.start))
@@ -39,6 +52,7 @@ impl RemainingPages {
 
     /// Brings the pages into the order of their addresses, as CRIU reads them.
     pub fn finish(mut self, out: &Path) -> io::Result<Vec<Run>> {
+        self.flush()?;
         if self.runs.is_sorted_by_key(|run| run.memory.start) {
             return Ok(self.runs);
         }
@@ -48,6 +62,7 @@ impl RemainingPages {
         for run in &self.runs {
             each_block(&self.file, run, |memory, bytes| sorted.add(memory, bytes))?;
         }
+        sorted.flush()?;
         fs::rename(&beside, &self.path)?;
         Ok(sorted.runs)
     }
@@ -107,6 +122,7 @@ mod tests {
         kept.add(3 * PAGE, &[3; PAGE as usize]).unwrap();
         kept.add(PAGE, &[1; PAGE as usize]).unwrap();
         kept.patch(3 * PAGE + 1, b"x").unwrap();
+        kept.add(4 * PAGE, &vec![4; BUFFER]).unwrap();
         let runs = kept.finish(directory.path()).unwrap();
         assert_eq!(
             runs.iter().map(|run| (run.memory.start, run.at)).collect::<Vec<_>>(),
@@ -114,5 +130,6 @@ mod tests {
         );
         let written = fs::read(&path).unwrap();
         assert_eq!((written[0], written[4096], written[4097]), (1, 3, b'x'));
+        assert_eq!((written.len(), written[8192], written[8192 + BUFFER - 1]), (8192 + BUFFER, 4, 4));
     }
 }

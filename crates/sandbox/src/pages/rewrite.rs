@@ -8,12 +8,12 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::area::Area;
 use super::baseline::{Layout, Placement, without};
 use super::contents::{Base, Run};
 use super::convert::{Conversion, Converted};
 use super::copier::Jobs;
 use super::dump::Dump;
+use super::page_files::PageFiles;
 use super::shared::{self, Dumped, Group, Inherited};
 use super::{ANONYMOUS, PRIVATE, Refusal, Rewritten, page_file_name};
 use crate::elf::is_elf;
@@ -30,8 +30,10 @@ const MOST_CLEAN: u64 = 8;
 pub struct RewriteOptions<'a> {
     /// The directory of the page files that the program was restored from, if it was from some.
     pub earlier: &'a Path,
-    /// That of its last image's page files, and the memory that lies in them and that CRIU has not written, if there is any.
-    pub last: Option<(&'a Path, &'a Layout)>,
+    /// Those files, and the page files of its last image.
+    pub files: &'a PageFiles,
+    /// The memory that lies in those of its last image and that CRIU has not written, if there is any.
+    pub last: Option<&'a Layout>,
     /// With `false`, all is read again.
     pub map: bool,
     /// What each of those page files holds, bytes by their names, if the new image may map them too.
@@ -40,11 +42,10 @@ pub struct RewriteOptions<'a> {
 
 /// Rewrites the dump in `images`. Page files are made in `out`.
 pub fn rewrite(images: &Path, out: &Path, options: &RewriteOptions<'_>) -> Result<Rewritten, Refusal> {
-    let last = options.last.filter(|(_, layout)| !layout.is_empty());
-    let directories: Vec<_> = options.last.iter().map(|(path, _)| *path).chain([options.earlier]).collect();
+    let last = options.last.filter(|layout| !layout.is_empty());
     let harmless = !options.earlier.is_dir() && last.is_none();
-    let mut dump = Dump::read(images, &directories).map_err(|what| Refusal { what, harmless })?;
-    if let Some((_, layout)) = last {
+    let mut dump = Dump::read(images, options.files).map_err(|what| Refusal { what, harmless })?;
+    if let Some(layout) = last {
         dump.lay(layout).map_err(|what| Refusal { what, harmless: false })?;
     }
     let harmless = last.is_none() && !dump.refers_to_page_files();
@@ -98,7 +99,7 @@ struct Intent {
     inherited: HashMap<usize, Inherited>,
 }
 
-impl Dump {
+impl Dump<'_> {
     fn intend(
         &mut self,
         index: usize,
@@ -147,7 +148,7 @@ impl Dump {
         let area = &self.processes[index].areas[at];
         let offset = area.offset;
         let Some(name) = self.page_file(area).map(str::to_string) else { return Ok(None) };
-        let base = self.earlier_base(&name, offset)?;
+        let base = self.page_files.base(&name, offset)?;
         let kind = if name.starts_with(ANONYMOUS) { ANONYMOUS } else { PRIVATE };
         Ok(Some(Inherited { kind, name, base }))
     }
@@ -173,7 +174,7 @@ impl Dump {
         let behind = behind.map(Path::to_path_buf);
         let base = behind.and_then(|path| self.open_base(&path, offset).ok());
         // What a program gives back of other files it may read again, and finds the file's bytes then.
-        let base = base.filter(|base| is_elf(&base.file));
+        let base = base.filter(|base| is_elf(&base.file.file));
         base.map_or(Target::Stay, |base| Target::Map(PRIVATE, Some(base)))
     }
 
@@ -193,7 +194,7 @@ impl Dump {
         }
         let process = &self.processes[index];
         let from = Dumped { process, pages: &intent.pages, inherited: &intent.inherited };
-        let mut conversion = Conversion::begin(from, &mut self.files, jobs, out, &self.earlier)?;
+        let mut conversion = Conversion::begin(from, &mut self.files, jobs, out, &self.page_files.names)?;
         let mut groups = groups.iter().peekable();
         for (at, (area, target)) in process.areas.iter().zip(&intent.targets).enumerate() {
             match target {
@@ -226,7 +227,7 @@ impl Dump {
             pages.push((index, converted.pages));
         }
         let areas = self.processes.iter().flat_map(|process| &process.areas);
-        let used: HashSet<u64> = areas.map(now_of).collect();
+        let used: HashSet<u64> = areas.map(|area| area.file).collect();
         let names = used.iter().filter_map(|id| page_file_name(self.files.path(*id)?));
         let is_new = |name: &str| rewritten.files.iter().any(|file| file.name == name);
         let mut shared: Vec<_> = names.filter(|name| !is_new(name)).map(str::to_string).collect();
@@ -242,18 +243,13 @@ impl Dump {
     /// Where the memory of a process lies in page files, but for what CRIU reads over them.
     fn placements(&self, converted: &Converted) -> Vec<Placement> {
         let mapped = converted.areas.iter().filter_map(|area| {
-            let file = page_file_name(self.files.path(now_of(area))?)?.into();
-            let run = Run { memory: area.span.clone(), at: area.message.number(3)? };
+            let file = page_file_name(self.files.path(area.file)?)?.into();
+            let run = Run { memory: area.span.clone(), at: area.offset };
             Some(Placement { file, run })
         });
         let read: Vec<_> = converted.runs.iter().map(|run| run.memory.clone()).collect();
         without(&mapped.collect::<Vec<_>>(), &read)
     }
-}
-
-/// The file that an area has now.
-fn now_of(area: &Area) -> u64 {
-    area.message.number(4).unwrap_or(0)
 }
 
 fn bytes_of(runs: &[Run]) -> u64 {

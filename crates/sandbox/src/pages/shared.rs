@@ -19,10 +19,10 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::thread::ScopedJoinHandle;
 
 use super::area::{Area, PAGE};
-use super::contents::{Base, Run, read_zero_filled, stretches};
+use super::beside;
+use super::contents::{Base, Run, read_zero_filled};
 use super::cut::cut;
 use super::process::{Process, within};
 use super::writers::set_of;
@@ -31,7 +31,6 @@ use super::writers::set_of;
 const MOST_SETS: usize = 3;
 /// How much is compared at once.
 const BLOCK: u64 = 1 << 20;
-const MOST_THREADS: usize = 8;
 
 /// An area that maps a page file of the image that the program was restored from.
 pub struct Inherited {
@@ -107,16 +106,12 @@ pub fn plan(dumped: &[Dumped<'_>], holds: &HashMap<String, u64>) -> io::Result<V
 fn survey(dumped: &Dumped<'_>) -> io::Result<Survey> {
     let mut survey = Survey { changed: HashMap::new(), used: HashMap::new() };
     let all: Vec<_> = dumped.inherited.iter().collect();
-    let threads = std::thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS);
-    let looked = std::thread::scope(|scope| {
-        let parts = all.chunks(all.len().div_ceil(threads).max(1));
-        let threads: Vec<_> = parts.map(|part| scope.spawn(|| look_at(dumped, part))).collect();
-        let join = |thread: ScopedJoinHandle<'_, io::Result<Vec<Looked>>>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect::<io::Result<Vec<_>>>()
-    })?;
-    for ((&at, inherited), Looked { changed, had }) in all.into_iter().zip(looked.into_iter().flatten()) {
+    let looked = beside::map(
+        &all,
+        || [vec![0; BLOCK as usize], vec![0; BLOCK as usize]],
+        |blocks, one| look_at(dumped, one, blocks),
+    )?;
+    for ((&at, inherited), Looked { changed, had }) in all.into_iter().zip(looked) {
         let bytes: u64 = changed.iter().map(length).sum();
         *survey.used.entry(set_of(&inherited.name).to_string()).or_default() += had.saturating_sub(bytes);
         survey.changed.insert(at, changed);
@@ -130,15 +125,14 @@ struct Looked {
     had: u64,
 }
 
-fn look_at(dumped: &Dumped<'_>, areas: &[(&usize, &Inherited)]) -> io::Result<Vec<Looked>> {
-    let mut blocks = [vec![0; BLOCK as usize], vec![0; BLOCK as usize]];
-    let look = |(at, inherited): &(&usize, &Inherited)| {
-        let area = &dumped.process.areas[**at];
-        let changed =
-            changed(area, &dumped.process.runs_of(area), dumped.pages, &inherited.base, &mut blocks)?;
-        Ok(Looked { changed, had: filled(&area.span, &inherited.base)? })
-    };
-    areas.iter().map(look).collect()
+fn look_at(
+    dumped: &Dumped<'_>,
+    (at, inherited): &(&usize, &Inherited),
+    blocks: &mut [Vec<u8>; 2],
+) -> io::Result<Looked> {
+    let area = &dumped.process.areas[**at];
+    let changed = changed(area, &dumped.process.runs_of(area), dumped.pages, &inherited.base, blocks)?;
+    Ok(Looked { changed, had: filled(&area.span, &inherited.base) })
 }
 
 /// The runs without the pages that are as they are in the file.
@@ -156,7 +150,7 @@ fn changed(
             let bytes = BLOCK.min(run.memory.end - at);
             let (now, before) = (&mut now[..bytes as usize], &mut before[..bytes as usize]);
             read_zero_filled(pages, now, run.at + (at - run.memory.start))?;
-            read_zero_filled(&base.file, before, base.offset + (at - area.span.start))?;
+            read_zero_filled(&base.file.file, before, base.offset + (at - area.span.start))?;
             let both = now.chunks(PAGE as usize).zip(before.chunks(PAGE as usize));
             for (number, _) in both.enumerate().filter(|(_, (now, before))| now != before) {
                 let memory = at + number as u64 * PAGE;
@@ -175,9 +169,9 @@ fn changed(
 }
 
 /// How much of a span a file has contents for.
-fn filled(span: &Range<u64>, base: &Base) -> io::Result<u64> {
-    let stretches = stretches(span, &[], Some(base))?;
-    Ok(stretches.iter().map(|(memory, _)| memory.end - memory.start).sum())
+fn filled(span: &Range<u64>, base: &Base) -> u64 {
+    let found = base.file.filled(base.offset..base.offset + (span.end - span.start));
+    found.map(|found| found.end - found.start).sum()
 }
 
 /// Of the sets that are worth it, those that this process goes on to map: of each kind the most used.

@@ -1,6 +1,6 @@
 //! The copy of one process's memory, made while it runs.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
+use super::devices::{has_direct_files, has_queue, is_written_by_devices};
 use crate::page_scan;
 use crate::pages::area::PAGE;
 use crate::pages::baseline::{Placement, within as placements_within, without as placements_without};
@@ -41,6 +42,7 @@ pub struct Copied {
     pub based: Vec<Placement>,
     source: Arc<Source>,
     pagemap: File,
+    /// In order, none touching the next.
     spans: Vec<Range<u64>>,
 }
 
@@ -61,19 +63,18 @@ impl Copied {
         based: Vec<Placement>,
         path: &Path,
     ) -> io::Result<Option<Copied>> {
-        if is_written_by_devices(host_pid) || process::has_shadow_stack(host_pid) {
+        let areas = maps::of(host_pid)?;
+        if has_direct_files(host_pid) || has_queue(&areas) || process::has_shadow_stack(host_pid) {
             return Ok(None);
         }
         let pagemap = File::open(format!("/proc/{host_pid}/pagemap"))?;
-        let is_covered = |span: &Range<u64>| protection.cover(span).is_ok();
-        let areas = maps::of(host_pid)?;
         let mut spans = process::own_memory(&areas);
         spans.extend(written_mappings(&areas, &pagemap)?);
-        spans.retain(is_covered);
+        spans.sort_unstable_by_key(|span| span.start);
+        let spans = covered(protection, &spans);
         if spans.is_empty() {
             return Ok(None);
         }
-        spans.sort_unstable_by_key(|span| span.start);
         let mut options = OpenOptions::new();
         let copied = Copied {
             file: options.read(true).write(true).create_new(true).mode(0o600).open(path)?,
@@ -121,19 +122,14 @@ impl Copied {
 
     /// What is to be copied, protected. Memory that is gone is not found.
     fn protect(&mut self, written: bool) -> io::Result<Vec<Range<u64>>> {
-        let (mut found, mut lost) = (Vec::new(), Vec::new());
+        // Memory that took the place of a part cannot be protected, and what the copy has of it counts for nothing: the
+        // kernel does not call it unwritten.
+        let mut found = Vec::new();
         for span in &self.spans {
-            match page_scan::protect(&self.pagemap, span, written) {
-                Ok(more) => found.extend(more),
-                // Memory that took the place of a part is none that can be protected. Of the rest nobody knows now what has
-                // been, and what not.
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) => lost.push(span.clone()),
-                Err(error) => return Err(error),
-            }
+            found.extend(page_scan::protect(&self.pagemap, span, written)?);
         }
-        self.have = without(&self.have, &lost);
         // What has been written to is not what the last image has.
-        self.based = placements_without(&placements_without(&self.based, &lost), &found);
+        self.based = placements_without(&self.based, &found);
         Ok(found)
     }
 
@@ -273,17 +269,30 @@ pub(super) fn parts(span: &Range<u64>, have: &[Run]) -> Vec<(Range<u64>, Option<
     out
 }
 
-/// Whether something other than the program's own threads may write to its memory.
-fn is_written_by_devices(host_pid: i32) -> bool {
-    let entries = fs::read_dir(format!("/proc/{host_pid}/fdinfo")).into_iter().flatten().flatten();
-    let mut texts = entries.filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    let is_direct = |text: String| {
-        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
-        flags.is_some_and(|flags| flags & libc::O_DIRECT != 0 && flags & libc::O_PATH == 0)
-    };
-    let has_queue = || maps::if_there(host_pid).iter().any(|area| area.name.starts_with(b"/[aio]"));
-    texts.any(is_direct) || has_queue()
+/// Those of some ordered areas that can be protected, areas that follow each other as one: to ask of each takes longer.
+fn covered(protection: &Protection, areas: &[Range<u64>]) -> Vec<Range<u64>> {
+    let is_covered = |span: &Range<u64>| protection.cover(span).is_ok();
+    let rows = areas.chunk_by(|one, next| one.end == next.start);
+    let found = rows.flat_map(|row| {
+        let whole = row.first().zip(row.last()).map(|(first, last)| first.start..last.end);
+        match whole.filter(is_covered) {
+            Some(whole) => vec![whole],
+            // One of them cannot.
+            None => joined(row.iter().filter(|area| is_covered(area))),
+        }
+    });
+    found.collect()
+}
+
+fn joined<'a>(spans: impl Iterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for span in spans {
+        match out.last_mut() {
+            Some(last) if last.end == span.start => last.end = span.end,
+            _ => out.push(span.clone()),
+        }
+    }
+    out
 }
 
 #[cfg(test)]
@@ -308,15 +317,32 @@ mod tests {
     }
 
     #[test]
-    fn files_for_direct_input_and_output_are_found() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        let ours = std::process::id() as i32;
-        assert!(!is_written_by_devices(ours));
-        let opened = OpenOptions::new().write(true).create(true).custom_flags(libc::O_DIRECT).open(path);
-        // A file system without it has none to be found.
-        if opened.is_ok() {
-            assert!(is_written_by_devices(ours));
-        }
+    fn areas_are_covered_together_or_those_that_can_be() {
+        let Ok(protection) = Protection::of_own_memory() else {
+            eprintln!("skipped: this kernel has no asynchronous write protection");
+            return;
+        };
+        let map = |at: u64, pages: u64, more: i32, file: i32| {
+            let (protection, flags) = (libc::PROT_READ, more | if at == 0 { 0 } else { libc::MAP_FIXED });
+            // SAFETY: at an address of the kernel's choice, or within what was mapped so.
+            let made =
+                unsafe { libc::mmap(at as *mut _, (pages * PAGE) as usize, protection, flags, file, 0) };
+            assert_ne!(made, libc::MAP_FAILED);
+            made as u64
+        };
+        let start = map(0, 4, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+        let areas: Vec<_> = (0..4).map(|page| start + page * PAGE..start + (page + 1) * PAGE).collect();
+        let whole = start..start + 4 * PAGE;
+        assert_eq!(covered(&protection, &areas), [whole]);
+        assert_eq!(
+            covered(&protection, &[areas[0].clone(), areas[2].clone()]),
+            [areas[0].clone(), areas[2].clone()]
+        );
+        // What nobody may ever write to cannot be protected.
+        let file = File::open("/proc/self/exe").unwrap();
+        map(areas[2].start, 1, libc::MAP_SHARED, std::os::fd::AsRawFd::as_raw_fd(&file));
+        assert_eq!(covered(&protection, &areas), [start..start + 2 * PAGE, areas[3].clone()]);
+        // SAFETY: unmaps what was mapped above.
+        unsafe { libc::munmap(start as *mut _, 4 * PAGE as usize) };
     }
 }

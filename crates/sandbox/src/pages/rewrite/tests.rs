@@ -518,8 +518,10 @@ fn live(generations: &[Generation]) -> Result<(), TestCaseError> {
         }
         let place = GenerationFiles::make(root.path(), &number.to_string());
         dump(&place, &processes, word, &library);
+        let files = PageFiles::open(&[&earlier]);
         let options = RewriteOptions {
             earlier: &earlier,
+            files: &files,
             last: None,
             map: generation.maps,
             share: generation.shares.then_some(&holds),

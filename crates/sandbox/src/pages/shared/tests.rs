@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use super::*;
+use crate::pages::backing::BackingFile;
 use crate::pages::cut::{LIMIT, MAPPING, READING};
 use crate::pages::{ANONYMOUS, PRIVATE};
 use crate::proto::Encoder;
@@ -20,18 +21,18 @@ fn area(pages: Range<u64>, protection: u64) -> Area {
 }
 
 /// A file of so many pages, each of which has its number in it.
-fn base_file(pages: u64) -> Arc<File> {
+fn base_file(pages: u64) -> Arc<BackingFile> {
     let mut file = tempfile::tempfile().unwrap();
     for page in 0..pages {
         file.write_all(&[1 + (page % 250) as u8; PAGE as usize]).unwrap();
     }
     file.set_len((pages * PAGE) + (1 << 40)).unwrap();
-    Arc::new(file)
+    Arc::new(BackingFile::of(file).unwrap())
 }
 
 /// What a file made here has in it.
-fn contents(file: &File) -> u64 {
-    file.metadata().unwrap().len() - (1 << 40)
+fn contents(file: &BackingFile) -> u64 {
+    file.file.metadata().unwrap().len() - (1 << 40)
 }
 
 struct Made {
@@ -42,7 +43,7 @@ struct Made {
 
 impl Made {
     /// Areas that map the file at their own offsets; `dumped` are pages, changed or as they were.
-    fn new(areas: Vec<Area>, file: &Arc<File>, dumped: &[(Range<u64>, bool)]) -> Made {
+    fn new(areas: Vec<Area>, file: &Arc<BackingFile>, dumped: &[(Range<u64>, bool)]) -> Made {
         let pages = tempfile::tempfile().unwrap();
         let (mut runs, mut at) = (Vec::new(), 0);
         for (range, is_changed) in dumped {
@@ -53,9 +54,8 @@ impl Made {
                 at += PAGE;
             }
         }
-        let length = file.metadata().unwrap().len();
         let inherited = areas.iter().enumerate().map(|(number, area)| {
-            let base = Base { file: file.clone(), offset: area.offset, length };
+            let base = Base { file: file.clone(), offset: area.offset };
             (number, Inherited { kind: ANONYMOUS, name: "anon-1".into(), base })
         });
         let inherited = inherited.collect();
@@ -125,8 +125,7 @@ fn areas_that_were_one_are_taken_as_one() {
     assert_eq!(made.plan().len(), 2);
     // The one in the middle maps a file of which nothing else is in use.
     let other = base_file(1000);
-    let length = other.metadata().unwrap().len();
-    let base = Base { file: other, offset: 400 * PAGE, length };
+    let base = Base { file: other, offset: 400 * PAGE };
     made.inherited.insert(1, Inherited { kind: ANONYMOUS, name: "anon-1-2".into(), base });
     let expected = [('b', 0..400), ('o', 400..420), ('b', 420..900), ('b', 900..1000)];
     assert_eq!(made.pieces(), (expected.to_vec(), 0));
@@ -155,13 +154,12 @@ fn a_restore_takes_no_longer_than_it_may() {
 #[test]
 fn few_files_are_taken_along() {
     let file = base_file(500);
-    let length = file.metadata().unwrap().len();
     let areas: Vec<_> = (0..5).map(|n| area(n * 100..n * 100 + 90, 3)).collect();
     let mut made = Made::new(areas, &file, &[]);
     for n in 0..5u64 {
         // Each of a file of its own, the later the fuller.
         let own = base_file(10 + 10 * n);
-        let base = Base { file: own, offset: 0, length };
+        let base = Base { file: own, offset: 0 };
         made.inherited.insert(n as usize, Inherited { kind: ANONYMOUS, name: format!("anon-1-{n}"), base });
     }
     let kinds: String = made.pieces().0.iter().map(|piece| piece.0).collect();
@@ -171,11 +169,10 @@ fn few_files_are_taken_along() {
 #[test]
 fn files_that_were_made_together_stay_together() {
     let areas = || vec![area(0..100, 3), area(200..300, 3)];
-    let length = base_file(1).metadata().unwrap().len();
     for (second, expected) in [("anon-1.1", "bb"), ("anon-1-2", "bo")] {
         let mut made = Made::new(areas(), &base_file(100), &[]);
         // Of the second one little is in use, of both together most is.
-        let base = Base { file: base_file(250), offset: 0, length };
+        let base = Base { file: base_file(250), offset: 0 };
         made.inherited.insert(1, Inherited { kind: ANONYMOUS, name: second.into(), base });
         let kinds: String = made.pieces().0.iter().map(|piece| piece.0).collect();
         assert_eq!(kinds, expected, "{second}");
