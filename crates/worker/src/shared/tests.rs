@@ -1,5 +1,7 @@
 //! Random work of several clients on many streams of a GPU with a slow link has the results that CUDA's rules give.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -350,4 +352,23 @@ fn a_small_copy_overtakes_what_another_client_copies_unless_that_computes_everyw
     let behind = least(&mut large);
     assert!(behind > Duration::from_millis(3), "{behind:?}");
     assert!(large.device.close(Duration::from_secs(20)) && small.device.close(Duration::from_secs(20)));
+}
+
+#[test]
+fn a_client_that_has_ended_keeps_none_of_its_memory() {
+    let gpu = gpu();
+    let link = Link::new(gpu.clone(), Some(SETTINGS)).unwrap().unwrap();
+    let model = Model::new(gpu, link, 0);
+    let memory = model.device.memory_create(model.device.granularity()).unwrap();
+    // As a client at rest has it, to go on in another context.
+    assert!(model.device.keep(Instant::now() + Duration::from_secs(20)).unwrap());
+    let own = File::from(model.device.memory_export(memory).unwrap());
+    let file = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).ok();
+    let holders = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        all.filter_map(|entry| File::open(entry.path()).ok()).filter(|one| file(one) == file(&own)).count()
+    };
+    assert!(holders() > 1);
+    assert!(model.device.close(Duration::from_secs(20)));
+    assert_eq!(holders(), 1, "somebody beside this test has a descriptor of it");
 }

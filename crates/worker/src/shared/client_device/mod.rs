@@ -136,6 +136,8 @@ impl ClientDevice {
             let _ = self.device.stream_synchronize(stream);
         }
         self.owned().give_back(&*self.device, self.health.fault().is_some());
+        // A descriptor would keep its memory.
+        *self.kept() = ClientRecords::default();
         *lock(&self.next_portion) = None;
         *lock(&self.portion) = None;
         true
