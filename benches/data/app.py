@@ -4,6 +4,7 @@ import os
 import time
 
 import rekindle
+from rekindle import driver
 
 app = rekindle.App("bench-data")
 OPTIONS = {"gpu": os.environ["BENCH_GPU"], "max_containers": 1, "share": os.environ.get("BENCH_SHARE") or None}
@@ -14,6 +15,11 @@ def data():
 
 
 class Loaded:
+    @rekindle.enter()
+    def begin(self):
+        """It has a context, as whoever uses the GPU has when the image is taken."""
+        driver.enter_context()
+
     @rekindle.method()
     def nothing(self):
         return None

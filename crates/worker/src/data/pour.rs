@@ -24,16 +24,15 @@ use super::source::Source;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: u32 = 2;
-/// One thread in four processors reads, and no more than keep the link busy.
+/// Into blocks one thread in four processors reads, and no more than keep the link busy. The driver learns memory for one thread
+/// at a time: a second one makes both slower.
 const MOST_READERS: usize = 4;
-/// The driver learns memory for one thread at a time, mostly.
-const MOST_REGISTERING: usize = 2;
 /// Objects under so many bytes go through blocks.
 const SMALL: u64 = 4 << 20;
 /// To tell the driver of memory takes it half a millisecond and something for each page: so much is told of at once at least,
 /// if it comes, and at most, for the driver's other calls wait.
 const LEAST: u64 = 8 << 20;
-const MOST: u64 = 32 << 20;
+const MOST: u64 = 64 << 20;
 
 /// From where to where.
 pub(super) struct Pour<'p> {
@@ -65,7 +64,7 @@ impl<'p> Pour<'p> {
         let ranges = Ranges::new(self.source.bytes());
         let is_small = self.source.bytes() < SMALL;
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let most = if is_small { MOST_READERS } else { MOST_REGISTERING };
+        let threads = if is_small { (cores / 4).clamp(1, MOST_READERS) } else { 1 };
         let (told, is_lost) = std::thread::scope(|scope| {
             let work = || {
                 let (done, is_lost) = self.work(&ranges, is_small);
@@ -74,7 +73,7 @@ impl<'p> Pour<'p> {
                 }
                 is_lost
             };
-            let threads: Vec<_> = (0..(cores / 4).clamp(1, most)).map(|_| scope.spawn(work)).collect();
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             let told = tell(&ranges);
             ranges.end();
             let lost = threads.into_iter().map(|thread| thread.join().unwrap_or(true));
