@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 39] = [
+static SETTINGS: [Setting; 40] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -93,6 +93,7 @@ static SETTINGS: [Setting; 39] = [
     switch(tuning::CODE, Kind::Words(&["whole", "pieces"])),
     setting("gpu.link", "REKINDLE_LINK", Kind::Text),
     switch(tuning::SHADOW, Kind::False("off")),
+    switch(tuning::MOMENT, Kind::False("off")),
     setting("gpu.hash", "REKINDLE_GPU_HASH", Kind::Words(&["on", "off"])),
     setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Place),
     switch(tuning::HUGE_PAGES, Kind::False("off")),

@@ -306,6 +306,9 @@ impl Control {
                 self.remote.run(move |dispatcher| dispatcher.client.exchange.owner = Some(owner));
                 Ok(answer::<ask::Belong>(()))
             }
+            Request::AwaitMoment(ask::AwaitMoment { limit_ms }) => {
+                self.await_moment(Duration::from_millis(limit_ms)).map(answer::<ask::AwaitMoment>)
+            }
             Request::Quiesce(ask::Quiesce { limit_ms, contents }) => {
                 self.quiesce(Duration::from_millis(limit_ms), contents).map(answer::<ask::Quiesce>)
             }

@@ -16,6 +16,7 @@ mod activity;
 mod deferred_work;
 mod first_use;
 mod mend;
+mod moment;
 mod outlive;
 mod quiesce;
 mod remote;
@@ -26,6 +27,7 @@ mod slow;
 pub(crate) use activity::{Activity, Admission, Shared};
 pub(crate) use deferred_work::DeferredWork;
 use first_use::Freed;
+use moment::Moment;
 pub(crate) use outlive::{LEAVING, Outliving};
 pub(crate) use quiesce::QuiesceLevel;
 use quiesce::QuiesceState;
@@ -75,6 +77,8 @@ pub(crate) struct Dispatcher {
     merge: Merge<'static>,
     /// The program is coming to a stop.
     stopping: Option<QuiesceState>,
+    /// Somebody waits for its GPUs to have nothing to do.
+    moment: Option<Moment>,
     ended: Option<Ended>,
     spin: Spin,
     /// How long outstanding work is polled without rest.
@@ -103,6 +107,7 @@ impl Dispatcher {
             mend: None,
             merge: Merge::new(),
             stopping: None,
+            moment: None,
             ended: None,
             spin: Spin::for_cores(cores),
             eager: if cores <= 4 { Duration::from_micros(20) } else { Duration::from_millis(3) },
@@ -200,7 +205,8 @@ impl Dispatcher {
                 self.look_at_drain(1);
                 continue;
             }
-            let look = self.look_at_mend(worked == 0 && !progress);
+            let is_quiet = worked == 0 && !progress;
+            let look = self.look_at_mend(is_quiet).into_iter().chain(self.look_at_moment(is_quiet)).min();
             if worked != 0 || progress || self.client.is_broken() {
                 self.quiet_since = Instant::now();
                 self.look_at_drain(worked);

@@ -11,7 +11,8 @@ use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Limits, Mode, Report};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
-use rekindle_protocol::worker::{Phase, Status};
+use rekindle_protocol::tuning;
+use rekindle_protocol::worker::{Phase, Status, ask};
 use rekindle_sandbox::pages::{Layout, PreCopy, Served};
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT, connected};
 use rekindle_store::Draft;
@@ -27,13 +28,16 @@ use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::last_image::{LastImage, Links, patience};
 use crate::sandboxes::standstill::Standstill;
-use crate::timeline::{CPU, PAGES, Timeline};
+use crate::timeline::{CPU, GPU, PAGES, Timeline};
 use crate::workers::{Worker, gpu_half};
 
 use super::gather::Done;
 use super::scratch::Scratch;
 use super::{CheckpointRequest, Purpose};
 
+/// How long a program is waited for whose GPU always has something to do: longer than most steps of a training run.
+const MOMENT_LIMIT: Duration = Duration::from_millis(500);
+const ANSWER_SLACK: Duration = Duration::from_secs(2);
 /// CRIU counts in these.
 const PAGE: u64 = 4096;
 
@@ -164,6 +168,21 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// A program that goes on is stopped when its GPUs have nothing to do, if that is so soon: they would have to end that before
+    /// their memory is copied.
+    fn await_moment(&self) {
+        let [worker] = self.workers() else { return };
+        if !self.request.leave_running || tuning::is(tuning::MOMENT, "off") {
+            return;
+        }
+        let ask = ask::AwaitMoment { limit_ms: MOMENT_LIMIT.as_millis() as u64 };
+        let limit = Some(MOMENT_LIMIT + ANSWER_SLACK);
+        let asked = || worker.ask_within("wait until its GPU has nothing to do", ask, &[], limit);
+        if let Err(error) = self.timeline.lane(GPU).time("wait for a moment", asked) {
+            log::warn!("the program is stopped whatever its GPU has to do: {error}");
+        }
+    }
+
     /// Brings all processes that use the GPU to a stand. If one does not come to it, all go on.
     fn quiesce(&self) -> Result<Option<Standstill<'_>>> {
         let Gpu::Workers { sandbox, workers } = &self.gpu else { return Ok(None) };
@@ -187,6 +206,7 @@ impl<'a> Attempt<'a> {
         spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
         let prepared = self.prepare(&mut spec);
         self.copy_again(pre_copy.as_ref());
+        self.await_moment();
         let stopped = Instant::now();
         let mut standing = self.quiesce()?;
         self.step("quiesced")?;

@@ -247,6 +247,10 @@ requests! {
     /// With a descriptor, which is closed when all that the client had is given back. A byte in it says what becomes of the
     /// client when its context has failed: [`ContextLost`](super::ContextLost).
     Watch {} => ();
+    /// Wait until the client's GPUs have nothing to do; false if that is not so within the limit.
+    AwaitMoment {
+        limit_ms: u64,
+    } => bool;
     /// Let the client go on.
     Resume {
         restored: bool,

@@ -1,5 +1,6 @@
 //! The program stands still for a checkpoint, and goes on.
 
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, ToClient};
@@ -17,6 +18,14 @@ const RESUME_LIMIT: Duration = Duration::from_secs(10);
 const ANSWER_SLACK: Duration = Duration::from_secs(1);
 
 impl Control {
+    /// Whether the client's GPUs have nothing to do now.
+    pub(super) fn await_moment(&self, limit: Duration) -> Result<bool, String> {
+        let (answer, moment) = channel();
+        self.remote.run(move |dispatcher| dispatcher.await_moment(limit, answer));
+        // One that comes to another state meanwhile does not look any more.
+        Ok(moment.recv_timeout(limit + ANSWER_SLACK).unwrap_or(false))
+    }
+
     /// For what is copied beside the program, work that the GPU has goes on, and a save waits for it.
     pub(super) fn quiesce(&mut self, limit: Duration, contents: Contents) -> Result<Quiesced, String> {
         if self.is_shared() && self.remote.ask(|dispatcher| dispatcher.is_leaving())? {

@@ -19,7 +19,7 @@ use crate::client::Client;
 pub(super) enum Cut {
     /// All is written at once.
     Still,
-    /// Of all there is a copy.
+    /// Of all a copy is made.
     Whole(Copies),
     /// Of some of what is new there is a copy.
     Part(Partial),
@@ -40,8 +40,7 @@ impl Cut {
         let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
         let bytes = places.iter().map(|location| location.bytes).sum();
         let why = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
-        if let Some(made) = Copies::make(client, work)? {
-            timer.lap("shadow copy", bytes);
+        if let Some(begun) = Copies::begin(client, work)? {
             let why = "the GPU has room for a copy of all".to_string();
             let taken = TransferReport {
                 way: TransferPath::Shadow,
@@ -50,7 +49,7 @@ impl Cut {
                 new_bytes: bytes,
                 ..TransferReport::default()
             };
-            return Ok((Cut::Whole(made), taken));
+            return Ok((Cut::Whole(begun), taken));
         }
         let why = if ahead.why.is_empty() { why.unwrap_or_default() } else { ahead.why.clone() };
         let ahead_bytes = ahead.bytes;
@@ -87,6 +86,15 @@ impl Cut {
             Cut::Part(partial) => Some(partial),
             Cut::Still | Cut::Whole(_) => None,
         }
+    }
+
+    /// Returns when the program may change its memory.
+    pub(super) fn wait(&mut self, client: &mut Client, timer: &mut Timer) -> Result<()> {
+        if let Cut::Whole(copies) = self {
+            copies.wait(client)?;
+            timer.lap("shadow copy", copies.bytes());
+        }
+        Ok(())
     }
 
     /// Whether parts are whole only when they are drained.

@@ -118,6 +118,7 @@ pub(crate) fn save(
         parts.extend(arrays);
         parts.extend(declared);
         parts.push(put_state(&staging, &state, &mut timer)?);
+        cut.wait(client, &mut timer)?;
         parts.iter().map(describe).collect::<Result<_>>()
     });
     match described {

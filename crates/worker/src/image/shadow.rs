@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
-use rekindle_device::Stream;
+use rekindle_device::{Event, Stream};
 use rekindle_store::PartWriter;
 
 use super::block::{Gpu, Preparing};
@@ -32,18 +32,21 @@ const DISABLE_TIMING: u32 = 2;
 pub(super) type SaveTask = Vec<(PartLocation, PartWriter)>;
 
 /// Where the shadow lies.
+#[derive(Default)]
 pub(super) struct Copies {
     rooms: Vec<Room>,
     /// Of each device, what of its room is in use; behind that lie its hashes.
     filled: Vec<(usize, Range<u64>)>,
+    /// Reached when all of a device is copied.
+    under_way: Vec<(usize, Event)>,
     work: SaveTask,
 }
 
 impl Copies {
-    /// Takes all of the work, and copies its buffers within their GPUs. None, and the work stays, if they have no room for
-    /// that. The devices are idle.
-    pub(super) fn make(client: &mut Client, work: &mut SaveTask) -> Result<Option<Copies>> {
-        let mut copies = Copies { rooms: Vec::new(), filled: Vec::new(), work: Vec::new() };
+    /// Takes all of the work, and begins to copy its buffers within their GPUs. None, and the work stays, if they have no room
+    /// for that. The devices are idle.
+    pub(super) fn begin(client: &mut Client, work: &mut SaveTask) -> Result<Option<Copies>> {
+        let mut copies = Copies::default();
         let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
         if transfer_path::lack(client, &places).map_err(device("tell its free memory"))?.is_some() {
             return Ok(None);
@@ -77,10 +80,8 @@ impl Copies {
         }
     }
 
-    /// Returns when all is copied. Behind that all of it is hashed at once: each chunk by itself would wait for the program's
-    /// kernels later.
+    /// Behind the copy all of it is hashed at once: each chunk by itself would wait for the program's kernels later.
     fn fill(&mut self, client: &mut Client) -> rekindle_device::Result<()> {
-        let mut copied = Vec::new();
         for (index, filled) in &self.filled {
             client.bind(*index)?;
             let context = client.context(*index)?;
@@ -93,19 +94,33 @@ impl Copies {
             }
             let event = gpu.event_create(DISABLE_TIMING)?;
             gpu.event_record(event, stream, 0)?;
-            copied.push((*index, event));
+            self.under_way.push((*index, event));
             if let Some(hasher) = &context.gpu.hasher {
                 hashing(*index, filled).enqueue(hasher, stream)?;
             }
         }
-        copied.into_iter().try_for_each(|(index, event)| {
-            let gpu = client.on(index)?;
-            gpu.event_synchronize(event)?;
-            gpu.event_destroy(event)
-        })
+        Ok(())
     }
 
-    pub(super) fn close(self, client: &mut Client) {
+    /// Returns when all is copied: the program may change it then.
+    pub(super) fn wait(&mut self, client: &mut Client) -> Result<()> {
+        let wait = |(index, event): (usize, Event)| {
+            let gpu = client.on(index)?;
+            let waited = gpu.event_synchronize(event);
+            waited.and(gpu.event_destroy(event))
+        };
+        let waited: Vec<_> = self.under_way.drain(..).map(wait).collect();
+        waited.into_iter().collect::<rekindle_device::Result<()>>().map_err(device("copy its memory"))
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.work.iter().map(|(location, _)| location.bytes).sum()
+    }
+
+    pub(super) fn close(mut self, client: &mut Client) {
+        if let Err(error) = self.wait(client) {
+            log::warn!("a checkpoint's copy may be under way: {error}");
+        }
         for room in self.rooms {
             if let Err(code) = room.close(client) {
                 log::warn!("the memory of a checkpoint's copy stays in use: {code}");
@@ -115,7 +130,7 @@ impl Copies {
 
     /// What writes it to the image. `since` is when the save began.
     pub(super) fn drain(self, gpus: Vec<Option<Gpu>>, blocks: Option<Preparing>, since: Instant) -> Shadow {
-        let Copies { rooms, filled, work } = self;
+        let Copies { rooms, filled, work, .. } = self;
         Shadow::begin(rooms, move |stop| {
             let drain = Draining::begin(since)?;
             let (mut hashes, mut blocks) = (None, blocks);
