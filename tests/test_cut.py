@@ -47,7 +47,7 @@ def taken(rekindle, image="image"):
     return begun
 
 
-WAITS = Path(__file__).parent / "cut/waits.py"
+WAITS, BUSY = (Path(__file__).parent / "cut" / name for name in ("waits.py", "busy.py"))
 ROUNDS = 2_000_000
 
 
@@ -60,9 +60,10 @@ def waited(rekindle, name):
     return [int(line.split()[0]) for line in lines]
 
 
+@pytest.mark.parametrize("moment", ["on", "off"])
 @pytest.mark.parametrize("ways", [["stream", "event", "context"], ["copy"]], ids=" ".join)
-def test_a_program_that_waits_for_the_gpu_is_taken_while_that_works(ways):
-    with Rekindle() as rekindle:
+def test_a_program_that_waits_for_the_gpu_is_taken_when_that_rests_or_while_it_works(ways, moment):
+    with Rekindle(REKINDLE_TUNING=f"gpu.moment={moment}") as rekindle:
         rekindle.run("waits", sys.executable, WAITS, ROUNDS, *ways)
         phases, known = [], 0
         for number in range(4):
@@ -70,7 +71,10 @@ def test_a_program_that_waits_for_the_gpu_is_taken_while_that_works(ways):
             report = rekindle.json("checkpoint", "waits", "--to", f"image-{number}", "--leave-running")
             phases += [phase["name"] for phase in report["phases"]]
             known = len(waited(rekindle, "waits"))
-        assert "the program's work" in phases, phases
+        if moment == "off":
+            assert "the program's work" in phases and "wait for a moment" not in phases, phases
+        else:
+            assert phases.count("wait for a moment") == 4, phases
         rekindle.wait(lambda: len(waited(rekindle, "waits")) > known + 2, "more kernels")
         rekindle("kill", "waits")
         for number in range(4):
@@ -80,6 +84,23 @@ def test_a_program_that_waits_for_the_gpu_is_taken_while_that_works(ways):
             assert rest == list(range(first + 1, first + 1 + len(rest)))
             rekindle("kill", "restored")
             rekindle("rm", "restored")
+
+
+def test_a_program_whose_gpu_never_rests_is_taken_all_the_same():
+    with Rekindle() as rekindle:
+        end, lines = rekindle.root / "end", lambda name: len(rekindle.lines(name))
+        rekindle.run("busy", sys.executable, BUSY, ROUNDS, end)
+        rekindle.wait(lambda: lines("busy") > 2, "kernels")
+        report = rekindle.json("checkpoint", "busy", "--to", "image", "--leave-running")
+        (waited_us,) = (phase["duration_us"] for phase in report["phases"] if phase["name"] == "wait for a moment")
+        assert waited_us >= 450_000, "half a second was to pass"
+        known = lines("busy")
+        rekindle.wait(lambda: lines("busy") > known + 2, "more kernels")
+        rekindle("kill", "busy")
+        rekindle.restore("image", "restored")
+        rekindle.wait(lambda: lines("restored") > 2, "kernels after the restore")
+        end.touch()
+        rekindle.wait(lambda: rekindle.lines("restored")[-1].startswith("ok"), "the result")
 
 
 def images(rekindle):

@@ -58,4 +58,5 @@ def main(rounds, ways):
     thread.join()
 
 
-main(int(sys.argv[1]), sys.argv[2:])
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
