@@ -1,4 +1,4 @@
-"""Images of programs that go on, from `h200-cut.json`."""
+"""Images of programs that go on, from `h100-cut.json`."""
 
 import statistics
 
@@ -80,6 +80,6 @@ def copied(row):
 def summary(results):
     stops = [statistics.median(results["cut"][f"training, {way}"]["stopped_s"]) for way in WAYS]
     return [
-        f"An image of a training run with 29 GB on the GPU stops it for {stops[0]:.1f} s, and is written while it goes on; "
+        f"An image of a training run with 29 GB on the GPU stops it for {stops[0]:.2f} s, and is written while it goes on; "
         f"written while it stands still, it stops it for {stops[-1]:.1f} s."
     ]

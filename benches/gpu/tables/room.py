@@ -1,4 +1,4 @@
-"""Images where the GPU has no room for a copy, from `h200-cut.json`."""
+"""Images where the GPU has no room for a copy, from `h200-room.json`."""
 
 from tables.common import spread
 from tables.cut import beyond
