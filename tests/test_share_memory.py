@@ -249,7 +249,7 @@ def test_features_with_memory_at_the_first_use(rekindle, name):
     go.touch()
     assert rekindle.wait_end(name) == ["ready", "ok"]
     rekindle("restore", "-d", "image", "--name", "again", "--share", "us", "--gpu", rekindle.gpu)
-    assert rekindle.wait_end("again") == ["ok"]
+    assert rekindle.wait_end("again") == ["ok"], rekindle.lines("again")
 
 
 def test_it_is_for_programs_that_share(rekindle):

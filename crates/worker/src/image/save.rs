@@ -109,16 +109,18 @@ pub(crate) fn save(
     };
     let saved =
         saved.unwrap_or_else(|_| Err(Error::Refused("a thread that saved buffers panicked".to_string())));
+    if code.is_ok() {
+        timer.lap("modules, beyond that", code.iter().flatten().map(|part| part.bytes).sum());
+    }
+    // Windows go with the plan, and the copy may be of what lies there.
+    let saved = saved.and(cut.wait(client, &mut timer));
     let drained = if cut.is_drained() { std::mem::take(&mut plan.work) } else { SaveTask::new() };
     let buffers = save_memory::finish(client, plan, saved);
     let described = buffers.and_then(|mut parts| {
-        let code = code?;
-        timer.lap("modules, beyond that", code.iter().map(|part| part.bytes).sum());
-        parts.extend(code);
+        parts.extend(code?);
         parts.extend(arrays);
         parts.extend(declared);
         parts.push(put_state(&staging, &state, &mut timer)?);
-        cut.wait(client, &mut timer)?;
         parts.iter().map(describe).collect::<Result<_>>()
     });
     match described {
