@@ -49,6 +49,8 @@ def setup():
         pageable = np.zeros(inner.size, np.uint8)
         target = call("cuMemAlloc", size)
         call("cuMemsetD8", target, 0, size)
+        # Nothing else orders it before work of a stream that does not wait for the default one.
+        call("cuStreamSynchronize", 0)
         # Each before the next, which reads what it wrote.
         assert batch(((int(on_gpu), wide), (int(packed), tight), STREAM_ORDER)) == 0
         assert (

@@ -79,6 +79,8 @@ def setup():
 
     def take(value):
         call("cuMemsetD32", b, int(np.float32(value).view(np.uint32)), n)
+        # Nothing else orders it before work of a stream that does not wait for the default one.
+        call("cuStreamSynchronize", 0)
         call("cuGraphLaunch", takes, stream)
         call("cuStreamSynchronize", stream)
         assert np.all(download(taken, n) == value)

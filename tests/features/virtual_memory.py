@@ -21,6 +21,8 @@ def setup():
         call("cuMemMap", base + k * grain, grain, 0, handle, 0)
         call("cuMemSetAccess", base + k * grain, grain, [access], 1)
         call("cuMemsetD32", base + k * grain, k + 1, grain // 4)
+        # It goes on when the call returns, and the memory is not to be unmapped before its end.
+        call("cuStreamSynchronize", 0)
         return handle
 
     handles = [extend(k) for k in range(3)]
