@@ -37,10 +37,20 @@ def criu():
     return {"REKINDLE_CRIU_DIR": place} if Path(place).is_dir() else {}
 
 
+GIVEN_PORTS = set()
+
+
 def free_port():
-    """For who listens there later: not one of those that the kernel gives to connections meanwhile."""
+    """For who listens there later: not one of those that the kernel gives to connections meanwhile, nor one of another test's, which
+    may not listen yet: each process that runs tests has ports of its own."""
+    first = 10_000 + 2_500 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8)
     while True:
-        port = random.SystemRandom().randrange(10_000, 30_000)
+        port = random.SystemRandom().randrange(first, first + 2_500)
+        if port in GIVEN_PORTS:
+            continue
+        if len(GIVEN_PORTS) > 1000:
+            GIVEN_PORTS.clear()
+        GIVEN_PORTS.add(port)
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:

@@ -74,7 +74,13 @@ def test_an_image_keeps_the_share(rekindle):
     start(rekindle, "plain")
     start(rekindle, "part", "--sm-share", "25%")
     has(rekindle, part=32)
-    rekindle("checkpoint", "part", "--to", "part", "--stop")
+
+    def taken():
+        """A checkpoint that meets a capture is refused."""
+        rekindle("checkpoint", "part", "--to", "part", "--stop", check=False)
+        return rekindle.json("images")["images"]
+
+    rekindle.wait(taken, "a moment without a capture")
     has(rekindle, plain=64)
     rekindle("limits", "plain", "--sm-share", "75%")
     rekindle("restore", "-d", "part", "--share", "us", "--name", "again", "--gpu", GPU)
