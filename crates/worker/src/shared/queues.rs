@@ -122,11 +122,11 @@ impl Queues {
         &self.device
     }
 
-    /// The scheduler of the client's copies; none where they are issued as they come.
     pub(super) fn client(&self) -> ClientId {
         self.client
     }
 
+    /// The scheduler of the client's copies; none where they are issued as they come.
     pub(super) fn link(&self) -> Option<Arc<Link>> {
         self.link.clone().filter(|_| !self.is_capturing())
     }
