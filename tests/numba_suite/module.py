@@ -12,6 +12,9 @@ import unittest
 
 from _pytest.outcomes import Skipped
 
+# How long a test may wait for a Python that it spawns. The suite gives it 4 seconds, which beside other tests its imports alone can take.
+SPAWNED_SECONDS = 120
+
 
 class Recorder(unittest.TestResult):
     """Results as they come, so that a crash loses only the test that crashed."""
@@ -67,6 +70,8 @@ class Function(unittest.FunctionTestCase):
 def load(module):
     suite = unittest.defaultTestLoader.loadTestsFromName(module)
     here = vars(sys.modules[module]) if module in sys.modules else {}
+    if "FUTURE_TIMEOUT" in here:
+        here["FUTURE_TIMEOUT"] = SPAWNED_SECONDS
     functions = [f for key, f in here.items() if key.startswith("test_") and inspect.isfunction(f)]
     suite.addTests(Function(f) for f in functions if f.__module__ == module and not inspect.signature(f).parameters)
     return suite
