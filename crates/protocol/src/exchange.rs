@@ -9,6 +9,9 @@
 //!                             ◀─ MoveOut + both memories    Moved ─▶
 //! ```
 //!
+//! The memory of an array that is over may have the next one: its giver has it mapped still, and so may a taker, who knows it by
+//! its name.
+//!
 //! One connection for each wish. A side that goes away undoes what was not finished.
 
 use serde::{Deserialize, Serialize};
@@ -43,6 +46,8 @@ pub struct Put {
     pub expiry_ms: u64,
     /// After how many uses it goes; 0: never by that.
     pub uses: u32,
+    /// Arrays that the giver has put before, in memory of the same room that it has still.
+    pub before: Vec<String>,
 }
 
 /// What the memory daemon says.
@@ -53,16 +58,20 @@ pub enum Answer {
         bytes: u64,
         room: u64,
     },
-    /// There is room for what is put.
-    Room {},
+    /// There is room for what is put; and this one of those before is over, so that its memory may be used.
+    Room {
+        over: Option<String>,
+    },
     Kept {
         id: String,
     },
-    /// With a descriptor of memory of the GPU that has this UUID. It can only be read.
+    /// With a descriptor of memory of the GPU that has this UUID. It can only be read. What has the same name is the same
+    /// memory.
     OnGpu {
         gpu: String,
         bytes: u64,
         room: u64,
+        memory: Option<String>,
     },
     /// With a descriptor of memory of the host. With `keep`, the GPU's memory that it is copied into is wanted.
     OnHost {
@@ -79,12 +88,12 @@ pub enum Answer {
 }
 
 /// What a worker says in the middle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExchangeMessage {
     /// Whether all that was to be moved out is copied.
     Moved { done: bool },
-    /// With a descriptor: the GPU's memory that the array lies in.
-    Here {},
+    /// With a descriptor: the GPU's memory that the array lies in, and its name if it had one before.
+    Here { memory: Option<String> },
     /// The array is copied, and its memory stays the taker's own.
     Copied {},
 }

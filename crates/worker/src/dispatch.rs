@@ -217,6 +217,7 @@ impl Dispatcher {
             self.look_at_uses();
             self.look_at_later();
             self.look_at_freed();
+            self.client.drop_kept();
         }
     }
 
@@ -355,6 +356,7 @@ impl Dispatcher {
         };
         let nap = again.unwrap_or(Duration::from_secs(1)).min(look.unwrap_or(Duration::MAX));
         let nap = self.uses.as_ref().and_then(Uses::pause).map_or(nap, |pause| nap.min(pause));
+        let nap = self.client.exchange.look_again(nap);
         let attention = || inbox.is_wanted();
         let idle = self.client.waiting.is_empty() && !self.is_draining();
         let nap = if idle { self.look_for_rest(self.look_for_freed(nap)) } else { nap };

@@ -64,10 +64,10 @@ impl Connection<'_> {
             Ok(room) => room,
             Err(problem) => return self.refuse(problem),
         };
-        self.say(&Answer::Room {}, &[])?;
+        self.say(&Answer::Room { over: self.exchange.over(&put.before) }, &[])?;
         match self.hear()? {
-            (ExchangeMessage::Here {}, Some(memory)) => {
-                let id = self.exchange.keep(put, memory, room)?;
+            (ExchangeMessage::Here { memory: name }, Some(memory)) => {
+                let id = self.exchange.keep(put, (memory, name), room)?;
                 self.say(&Answer::Kept { id: id.clone() }, &[]).inspect_err(|_| {
                     // Nobody knows its name.
                     let _ = self.exchange.drop_item(&put.owner, &id, false);
@@ -80,8 +80,8 @@ impl Connection<'_> {
 
     fn give(&self, found: Found, wanted: &str) -> Result<(), FrameError> {
         let _holder = match found {
-            Found::Gpu { gpu, memory, bytes, room, holder } => {
-                self.say(&Answer::OnGpu { gpu, bytes, room }, &[memory.as_fd()])?;
+            Found::Gpu { gpu, memory, name, bytes, room, holder } => {
+                self.say(&Answer::OnGpu { gpu, bytes, room, memory: name }, &[memory.as_fd()])?;
                 holder
             }
             Found::Host(back) => match self.bring_back(back, wanted)? {
@@ -101,7 +101,7 @@ impl Connection<'_> {
         let answer = Answer::OnHost { bytes: back.bytes, room: back.room, keep: kept.is_some() };
         self.say(&answer, &[back.memory.as_fd()])?;
         Ok(match (self.hear()?, kept) {
-            ((ExchangeMessage::Here {}, Some(memory)), Some(room)) => Some(back.kept(gpu, memory, room)),
+            ((ExchangeMessage::Here { .. }, Some(memory)), Some(room)) => Some(back.kept(gpu, memory, room)),
             _ => None,
         })
     }

@@ -9,7 +9,8 @@ use rekindle_protocol::exchange::Put;
 
 /// Where it lies.
 pub(super) enum ArrayLocation {
-    Gpu { gpu: String, memory: OwnedFd },
+    /// Memory that its giver may use again has a name.
+    Gpu { gpu: String, memory: OwnedFd, name: Option<String> },
     Host { memory: OwnedFd },
 }
 
@@ -34,12 +35,12 @@ pub(super) struct Item {
 }
 
 impl Item {
-    pub(super) fn new(put: &Put, memory: OwnedFd, order: u64) -> Item {
+    pub(super) fn new(put: &Put, memory: OwnedFd, name: String, order: u64) -> Item {
         Item {
             owner: put.owner.clone(),
             bytes: put.bytes,
             room: put.room,
-            location: ArrayLocation::Gpu { gpu: put.gpu.clone(), memory },
+            location: ArrayLocation::Gpu { gpu: put.gpu.clone(), memory, name: Some(name) },
             holders: 0,
             moving: false,
             since: Instant::now(),

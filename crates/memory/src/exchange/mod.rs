@@ -14,7 +14,7 @@ mod item;
 mod moves;
 mod room;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -45,6 +45,18 @@ struct ExchangeState {
     host_reserved: u64,
     /// How often something was used.
     used: u64,
+    /// Arrays that were over last.
+    over: VecDeque<String>,
+}
+
+/// How many arrays that are over are remembered, for givers that ask soon.
+const REMEMBERED: usize = 1024;
+
+impl ExchangeState {
+    fn remember(&mut self, over: String) {
+        self.over.push_front(over);
+        self.over.truncate(REMEMBERED);
+    }
 }
 
 pub struct Exchange {
@@ -71,7 +83,7 @@ impl Drop for Holder {
 /// What a taker finds.
 pub enum Found {
     /// On the GPU with this UUID.
-    Gpu { gpu: String, memory: OwnedFd, bytes: u64, room: u64, holder: Holder },
+    Gpu { gpu: String, memory: OwnedFd, name: Option<String>, bytes: u64, room: u64, holder: Holder },
     /// On the host: nobody else comes to it for as long as this is there.
     Host(moves::Return),
 }
@@ -103,18 +115,33 @@ impl Exchange {
         let Some(item) = known.items.get_mut(id) else { return };
         change(item);
         let gone = if item.is_over() { known.items.remove(id) } else { None };
+        if gone.is_some() {
+            known.remember(id.to_string());
+        }
         drop(known);
         self.changed.notify_all();
         drop(gone);
     }
 
-    /// Keeps an array that room was reserved for, and gives its name.
-    fn keep(&self, put: &Put, memory: OwnedFd, room: room::GpuRoom) -> std::io::Result<String> {
+    /// One of these arrays that nobody has or gets any more.
+    fn over(&self, before: &[String]) -> Option<String> {
+        let known = self.known();
+        before.iter().find(|id| known.over.contains(id)).cloned()
+    }
+
+    /// Keeps an array that room was reserved for, and gives its name. Its memory is called so too if it has no name.
+    fn keep(
+        &self,
+        put: &Put,
+        (memory, name): (OwnedFd, Option<String>),
+        room: room::GpuRoom,
+    ) -> std::io::Result<String> {
         let id = random()?;
+        let name = name.unwrap_or_else(|| id.clone());
         let mut known = self.known();
         known.used += 1;
         let order = known.used;
-        known.items.insert(id.clone(), Item::new(put, memory, order));
+        known.items.insert(id.clone(), Item::new(put, memory, name, order));
         drop(known);
         drop(room);
         self.changed.notify_all();
@@ -135,11 +162,11 @@ impl Exchange {
             (item.order, item.since) = (order, Instant::now());
             let (bytes, room) = (item.bytes, item.room);
             return match &item.location {
-                ArrayLocation::Gpu { gpu, memory } => {
-                    let (gpu, memory) = (gpu.clone(), duplicate(memory)?);
+                ArrayLocation::Gpu { gpu, memory, name } => {
+                    let (gpu, memory, name) = (gpu.clone(), duplicate(memory)?, name.clone());
                     item.holders += 1;
                     let holder = Holder { exchange: self.clone(), id: id.to_string() };
-                    Ok(Found::Gpu { gpu, memory, bytes, room, holder })
+                    Ok(Found::Gpu { gpu, memory, name, bytes, room, holder })
                 }
                 ArrayLocation::Host { memory } => {
                     let memory = duplicate(memory)?;
@@ -162,11 +189,9 @@ impl Exchange {
         let mut known = self.known();
         loop {
             let now = Instant::now();
-            let gone: Vec<Item> = known
-                .items
-                .extract_if(|_, item| item.left(now) == Some(Duration::ZERO))
-                .map(|row| row.1)
-                .collect();
+            let gone: Vec<(String, Item)> =
+                known.items.extract_if(|_, item| item.left(now) == Some(Duration::ZERO)).collect();
+            gone.iter().for_each(|(id, _)| known.remember(id.clone()));
             if !gone.is_empty() {
                 drop(known);
                 log::info!("dropped {} arrays that had expired", gone.len());
@@ -232,14 +257,15 @@ mod tests {
     }
 
     fn put(expiry_ms: u64, uses: u32) -> Put {
-        Put { owner: "app:a".into(), gpu: "g".into(), bytes: MB, room: 2 * MB, expiry_ms, uses }
+        let (owner, gpu) = ("app:a".into(), "g".into());
+        Put { owner, gpu, bytes: MB, room: 2 * MB, expiry_ms, uses, before: Vec::new() }
     }
 
     fn kept(exchange: &Arc<Exchange>, put: &Put) -> String {
         let Ok(RoomRequest::Room(room)) = exchange.reserve(&put.gpu, put.room) else {
             panic!("there is room")
         };
-        exchange.keep(put, memory_file::filled(MB).unwrap().into(), room).unwrap()
+        exchange.keep(put, (memory_file::filled(MB).unwrap().into(), None), room).unwrap()
     }
 
     fn moved(exchange: &Arc<Exchange>) -> Option<Move> {
@@ -267,6 +293,8 @@ mod tests {
         let Ok(RoomRequest::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
         let holder = back.kept("g", memory_file::filled(MB).unwrap().into(), room);
         assert_eq!(counts(&exchange), (2, 1, 4 * MB, 0));
+        let Ok(Found::Gpu { name, .. }) = exchange.get("app:a", &second) else { panic!("it is on the GPU") };
+        assert_eq!(name, None, "that is other memory than the giver's");
         drop(holder);
         assert_eq!(counts(&exchange), (2, 0, 4 * MB, 0));
     }
@@ -297,6 +325,25 @@ mod tests {
         assert_eq!(counts(&exchange), (1, 1, 2 * MB, 0));
         drop(holder);
         assert_eq!(counts(&exchange), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn the_memory_of_an_array_is_for_the_next_one_once_nobody_has_it() {
+        let exchange = exchange();
+        let id = kept(&exchange, &put(60_000, 0));
+        let before = ["unknown".to_string(), id.clone()];
+        assert_eq!(exchange.over(&before), None);
+        let Ok(Found::Gpu { name, holder, .. }) = exchange.get("app:a", &id) else { panic!("it is on the GPU") };
+        assert_eq!(name.as_ref(), Some(&id));
+        exchange.drop_item("app:a", &id, false).unwrap();
+        assert_eq!(exchange.over(&before), None, "it is held");
+        drop(holder);
+        assert_eq!(exchange.over(&before).as_ref(), Some(&id));
+        let Ok(RoomRequest::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
+        let memory = memory_file::filled(MB).unwrap().into();
+        let next = exchange.keep(&put(60_000, 0), (memory, Some(id.clone())), room).unwrap();
+        let Ok(Found::Gpu { name, .. }) = exchange.get("app:a", &next) else { panic!("it is on the GPU") };
+        assert_eq!(name, Some(id));
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Return {
     pub(super) fn kept(self, gpu: &str, memory: OwnedFd, room: GpuRoom) -> Holder {
         let mut left = None;
         self.exchange.change(&self.id, |item| {
-            let location = ArrayLocation::Gpu { gpu: gpu.to_string(), memory };
+            let location = ArrayLocation::Gpu { gpu: gpu.to_string(), memory, name: None };
             left = Some(std::mem::replace(&mut item.location, location));
             item.holders += 1;
         });

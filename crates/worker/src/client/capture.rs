@@ -23,6 +23,7 @@ impl Client {
     pub(super) fn begin_capture(&mut self, origin: Origin, request: CaptureBegin) -> Result<()> {
         let CaptureBegin { device, stream, mode } = request;
         let (device, stream) = self.stream(origin, device, stream)?;
+        self.finish_assumed()?;
         let gpu = &self.context(device)?.device;
         // The stricter modes forbid calls by thread, and here one thread makes the calls of all, its own polling too.
         let mode = if gpu.info().kind == GpuKind::Nvidia { RELAXED } else { mode };

@@ -84,8 +84,10 @@ impl Client {
         }
         self.when_idle(origin, device, move |client| {
             client.bind(device)?;
+            if client.let_array_go(device, address)? {
+                return Ok(());
+            }
             client.heap(device)?.release(address)?;
-            client.exchange.forget(address);
             client.data.forget_declared(address);
             Ok(())
         })

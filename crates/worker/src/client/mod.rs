@@ -4,6 +4,7 @@
 //! and answered when the work is done.
 
 mod arrays;
+mod assumed;
 mod capture;
 mod constants;
 mod context;

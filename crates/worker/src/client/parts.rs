@@ -60,6 +60,7 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let handle = self.on(part.device)?.stream_create_on(part.handle, priority)?;
+        self.waiting.assumed.note_work();
         let context = self.context(part.device)?;
         begin_behind(context, part.meeting, handle)?;
         begin_behind(context, context.meeting, handle)?;
@@ -80,6 +81,7 @@ impl Client {
         let ContextRecord { device, part, event } = request;
         let device = usize::from(device);
         let streams = self.streams_of(device, part)?;
+        self.finish_assumed()?;
         let meeting = self.meeting_of(device, part)?;
         for stream in streams {
             let mark = self.record(device, stream)?;
@@ -98,6 +100,8 @@ impl Client {
         let ContextWait { device, part, event } = request;
         let device = usize::from(device);
         let mut streams = self.streams_of(device, part)?;
+        self.finish_assumed()?;
+        self.waiting.assumed.note_work();
         streams.push(self.meeting_of(device, part)?);
         let event = self.events.get(event)?.handle;
         for stream in streams {

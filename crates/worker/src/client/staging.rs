@@ -14,7 +14,7 @@ use rekindle_cuda::{
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CuResult,
 };
-use rekindle_device::{Event, Result, Stream};
+use rekindle_device::{DEVICE_RANGE, Event, Result, Stream};
 use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload};
 use rekindle_ring::STAGING_BYTES;
 
@@ -66,6 +66,8 @@ struct Closed {
     end: u64,
     /// The stream of one from the GPU, which has whoever waits for the bytes see what came before them.
     down: Option<Stream>,
+    /// How much work there had been.
+    work: u64,
 }
 
 impl Client {
@@ -94,7 +96,13 @@ impl Client {
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|last| last > STAGING_BYTES as u64) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let before = self.waiting.assumed.only_transfers();
         let (device, stream) = self.enter(origin, device, stream)?;
+        // What lies elsewhere the program can look at itself.
+        let (to, from) = sides(0, 0);
+        if DEVICE_RANGE.contains(&to.max(from)) {
+            self.waiting.assumed.note_transfer(before, (device, stream));
+        }
         if !self.recordings.is_empty() && stream != Stream::LEGACY && self.is_capturing(device, stream)? {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
@@ -153,7 +161,8 @@ impl Client {
     fn abandon_if_failed(&mut self, origin: Origin, device: u8, end: u64, issued: Result<()>) -> Result<()> {
         if issued.is_err() {
             self.close_batch(origin.ring);
-            let closed = Closed { device: usize::from(device), event: None, end, down: None };
+            let work = self.waiting.assumed.work();
+            let closed = Closed { device: usize::from(device), event: None, end, down: None, work };
             self.threads[origin.ring].lane.closed.push_back(closed);
             self.waiting.transfers += 1;
         }
@@ -191,9 +200,16 @@ impl Client {
             }
         };
         let Open { device, stream, end, is_down, .. } = open;
-        let closed = Closed { device, event, end, down: is_down.then_some(stream) };
+        let work = self.waiting.assumed.work();
+        let closed = Closed { device, event, end, down: is_down.then_some(stream), work };
         self.threads[ring].lane.closed.push_back(closed);
         self.waiting.behind = Some(TransferFence { device, stream, ring, end });
+    }
+
+    /// The event behind a ring's transfers up to this position, if they are not known to be complete.
+    pub(super) fn event_behind(&self, ring: usize, end: u64) -> Option<Event> {
+        let closed = &self.threads.get(ring)?.lane.closed;
+        closed.iter().find(|closed| closed.end >= end)?.event
     }
 
     /// Whether a ring's transfers up to this position are complete, and that is published.
@@ -206,7 +222,7 @@ impl Client {
         let mut progress = false;
         for ring in 0..self.threads.len() {
             let mut complete = None;
-            while let Some(Closed { device, event, end, down }) =
+            while let Some(Closed { device, event, end, down, work }) =
                 self.threads[ring].lane.closed.front().copied()
             {
                 match event.map(|event| self.on(device).and_then(|device| device.event_query(event))) {
@@ -217,10 +233,11 @@ impl Client {
                 if let Some(event) = event {
                     self.give_event(device, event);
                 }
-                if let Some(stream) = down
-                    && let Err(code) = self.hand_out_printed(device, stream)
-                {
-                    self.note_fault(device, code);
+                if let Some(stream) = down {
+                    if let Err(code) = self.hand_out_printed(device, stream) {
+                        self.note_fault(device, code);
+                    }
+                    self.waiting.assumed.note_idle(work, (device, stream));
                 }
                 self.threads[ring].lane.closed.pop_front();
                 self.waiting.transfers -= 1;

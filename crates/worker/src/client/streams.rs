@@ -22,6 +22,7 @@ impl Client {
             PER_THREAD_STREAM => self.own_stream(origin, device)?.handle,
             _ => self.streams.get(id)?.handle,
         };
+        self.come_after_assumed(device, handle)?;
         Ok((device, handle))
     }
 
@@ -31,6 +32,7 @@ impl Client {
         let device = usize::from(device);
         self.bind(device)?;
         self.waiting.behind = None;
+        self.waiting.assumed.note_work();
         let handle = match id {
             LEGACY_STREAM => {
                 self.context_mut(device)?.legacy_busy = true;
@@ -47,6 +49,7 @@ impl Client {
                 stream.handle
             }
         };
+        self.come_after_assumed(device, handle)?;
         Ok((device, handle))
     }
 
@@ -85,6 +88,7 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let handle = self.on(device)?.stream_create(flags, priority)?;
+        self.waiting.assumed.note_work();
         let context = self.context(device)?;
         begin_behind(context, context.meeting, handle)?;
         let at = self.room_for_stream(device, flags, priority);
@@ -153,8 +157,13 @@ impl Client {
             Ok(found) => found,
             Err(code) => return Answer::Now(Err(code)),
         };
+        if self.is_assumed_done(device, stream) {
+            return Answer::Now(Ok(done));
+        }
+        let work = self.waiting.assumed.work();
         self.when_done(origin, device, stream, move |client| {
             client.hand_out_printed(device, stream)?;
+            client.waiting.assumed.note_idle(work, (device, stream));
             Ok(done)
         })
     }

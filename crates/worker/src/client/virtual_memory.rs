@@ -79,6 +79,7 @@ impl Client {
 
     /// The range may be made of several mappings, each whole.
     pub(super) fn unmap_physical(&mut self, request: PhysicalUnmap) -> Result<()> {
+        self.finish_assumed()?;
         for (address, mapping) in self.virtual_memory.within(request.address, request.bytes)? {
             let device = self.virtual_memory.device_of(&mapping).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             self.bind(device)?;
@@ -100,6 +101,7 @@ impl Client {
             3 => Access::ReadWrite,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
+        self.finish_assumed()?;
         for (address, mapping) in self.virtual_memory.within(address, bytes)? {
             let device = self.virtual_memory.device_of(&mapping).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             self.bind(device)?;

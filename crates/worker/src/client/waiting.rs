@@ -13,6 +13,7 @@ use rekindle_protocol::operation::{Answer, Asynchronous, Download, Origin, Uploa
 use serde::Serialize;
 
 use super::Client;
+use super::assumed::AssumedDone;
 use crate::ipc::SharedRecord;
 
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -62,6 +63,8 @@ pub(crate) struct Waiting {
     pub frees: usize,
     /// Transfers behind which an event lies already.
     pub(super) behind: Option<TransferFence>,
+    /// What is known of streams that have nothing but transfers.
+    pub(crate) assumed: AssumedDone,
     /// The program is to stand still.
     is_hurried: bool,
 }

@@ -88,6 +88,7 @@ impl Client {
     pub(crate) fn dump_data(&mut self, origin: Origin, request: &DataDump) -> Result<DataOutcome<()>> {
         let DataDump { device, stream, address } = *request;
         let (device, stream) = self.stream(origin, device, stream)?;
+        self.waiting.assumed.note_work();
         if self.is_captured(device, stream)? {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }

@@ -31,20 +31,30 @@ impl ExchangeClient {
     /// Has a copy kept; its name.
     pub(super) fn put(&self, range: (u64, u64), expiry_ms: u64, uses: u32) -> Result<String, Problem> {
         let (device, bytes) = (self.device, range.1);
-        let room =
-            self.on_dispatch(move |client| Ok(bytes.next_multiple_of(client.heap(device)?.granularity())))?;
-        let put = Put { owner: self.owner.clone(), gpu: self.gpu.clone(), bytes, room, expiry_ms, uses };
+        let (room, before) = self.on_dispatch(move |client| {
+            let room = bytes.next_multiple_of(client.heap(device)?.granularity());
+            Ok((room, client.exchange.given.arrays(device, room)))
+        })?;
+        let (owner, gpu) = (self.owner.clone(), self.gpu.clone());
+        let put = Put { owner, gpu, bytes, room, expiry_ms, uses, before };
         let stream = ask(exchange::ExchangeRequest::Put(put), PATIENCE)?;
-        match self.hear(&stream)? {
-            (Answer::Room {}, _) => {}
-            _ => return Err(misunderstood()),
-        }
-        let memory = self.on_dispatch(move |client| client.copy_out(device, range))?;
-        frame::send(&stream, &ExchangeMessage::Here {}, &[memory.as_fd()]).map_err(unreachable)?;
-        match self.hear(&stream)? {
-            (Answer::Kept { id }, _) => Ok(id),
-            _ => Err(misunderstood()),
-        }
+        let (Answer::Room { over }, _) = self.hear(&stream)? else { return Err(misunderstood()) };
+        let copy = self.on_dispatch(move |client| client.copy_out(device, range, room, over.as_deref()))?;
+        let memory = copy.name.clone();
+        let told = frame::send(&stream, &ExchangeMessage::Here { memory }, &[copy.memory.as_fd()])
+            .map_err(unreachable)
+            .and_then(|()| self.hear(&stream));
+        let kept = match told {
+            Ok((Answer::Kept { id }, _)) => Ok(id),
+            Ok(_) => Err(misunderstood()),
+            Err(problem) => Err(problem),
+        };
+        let id = kept.as_ref().ok().cloned();
+        self.on_dispatch(move |client| {
+            client.keep_given(device, copy, id);
+            Ok(())
+        })?;
+        kept
     }
 
     /// Where an array of so many bytes is mapped.
@@ -64,11 +74,17 @@ impl ExchangeClient {
         }
         let device = self.device;
         match answer {
-            Answer::OnGpu { gpu, room, .. } if gpu == self.gpu => self.on_dispatch(move |client| {
-                let address = client.map_array(device, (bytes, room), memory.as_fd())?;
-                client.exchange.held.insert(address, stream);
-                Ok(address)
-            }),
+            Answer::OnGpu { gpu, room, memory: name, .. } if gpu == self.gpu => {
+                self.on_dispatch(move |client| {
+                    let kept = name.as_deref().map(|name| client.take_kept(device, (bytes, room), name));
+                    let address = match kept.transpose()?.flatten() {
+                        Some(address) => address,
+                        None => client.map_array(device, (bytes, room), memory.as_fd())?,
+                    };
+                    client.exchange.hold(address, stream, name.map(|name| (name, room)));
+                    Ok(address)
+                })
+            }
             Answer::OnGpu { room, .. } => {
                 self.on_dispatch(move |client| client.copy_from_gpu(device, (bytes, room), memory.as_fd()))
             }
@@ -78,9 +94,10 @@ impl ExchangeClient {
                 match kept {
                     Some(memory) => {
                         // Should nobody hear it, the array stays where it was, and what is mapped here as it is.
-                        let _ = frame::send(&stream, &ExchangeMessage::Here {}, &[memory.as_fd()]);
+                        let here = ExchangeMessage::Here { memory: None };
+                        let _ = frame::send(&stream, &here, &[memory.as_fd()]);
                         self.on_dispatch(move |client| {
-                            client.exchange.held.insert(address, stream);
+                            client.exchange.hold(address, stream, None);
                             Ok(())
                         })?;
                     }

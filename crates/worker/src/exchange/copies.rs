@@ -1,24 +1,122 @@
 //! What the dispatch thread does of it, on the GPU.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{Access, Result, Stream, uuid_text};
 use rekindle_protocol::fault;
 
 use super::conversation::make_room;
+use super::kept::{Block, KEPT};
+use super::{Copied, Held};
 use crate::client::Client;
 use crate::host_memory::HostMemory;
 
 impl Client {
-    /// A copy of a range in memory of its own, which nothing here holds any more.
-    pub(super) fn copy_out(&mut self, device: usize, (from, bytes): (u64, u64)) -> Result<OwnedFd> {
+    /// A copy of a range in memory for it alone: that of an array that is over, if it is here still.
+    pub(super) fn copy_out(
+        &mut self,
+        device: usize,
+        (from, bytes): (u64, u64),
+        room: u64,
+        over: Option<&str>,
+    ) -> Result<Copied> {
         fault::point("exchange-copy").map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
-        let at = self.add_array(device, bytes)?;
-        let copied = self.copy_and_wait(device, at, from, bytes);
-        let memory = copied.and_then(|()| self.heap(device)?.share(at));
-        let released = self.heap(device)?.release(at);
-        memory.and_then(|memory| released.map(|()| memory))
+        let is = |block: &Block| block.given.as_ref().is_some_and(|(array, _)| Some(array.as_str()) == over);
+        let before = self.exchange.given.take(is);
+        let copied = match before.and_then(|Block { at, name, given, .. }| Some((at, name, given?.1))) {
+            Some((at, name, memory)) => Copied { at, room, memory, name: Some(name) },
+            None => {
+                let made = self.with_memory(device, |client| {
+                    client.bind(device)?;
+                    client.heap(device)?.make_aside(room)
+                });
+                let (at, memory) = made?;
+                Copied { at, room, memory, name: None }
+            }
+        };
+        match self.copy_and_wait(device, copied.at, from, bytes) {
+            Ok(()) => Ok(copied),
+            Err(code) => {
+                self.heap(device)?.drop_aside(copied.at);
+                Err(code)
+            }
+        }
+    }
+
+    /// Keeps memory that has this array now for a later one, or gives it back where it has none.
+    pub(super) fn keep_given(&mut self, device: usize, copied: Copied, array: Option<String>) {
+        let Copied { at, room, memory, name } = copied;
+        let since = Instant::now();
+        let block = |array: String| {
+            let name = name.unwrap_or_else(|| array.clone());
+            Block { device, at, room, name, given: Some((array, memory)), since }
+        };
+        let gone = match array.map(block) {
+            Some(block) => {
+                let most = self.memory_of(device);
+                self.exchange.given.keep(block, most)
+            }
+            None => return self.drop_block(device, at),
+        };
+        self.drop_blocks(gone);
+    }
+
+    /// Makes a buffer of memory that is mapped still from an array before; none if it is not.
+    pub(super) fn take_kept(&mut self, device: usize, sizes: (u64, u64), name: &str) -> Result<Option<u64>> {
+        let is = |block: &Block| (block.device, block.room, block.name.as_str()) == (device, sizes.1, name);
+        let Some(block) = self.exchange.taken.take(is) else { return Ok(None) };
+        self.bind(device)?;
+        self.heap(device)?.put_back(block.at, sizes.0)?;
+        Ok(Some(block.at))
+    }
+
+    /// Gives an array of others back, which nothing uses any more, and keeps its memory mapped for the next one; false if there
+    /// is none there.
+    pub(crate) fn let_array_go(&mut self, device: usize, at: u64) -> Result<bool> {
+        let Some(Held { memory, .. }) = self.exchange.held.remove(&at) else { return Ok(false) };
+        let Some((name, room)) = memory else { return Ok(false) };
+        self.heap(device)?.set_aside(at)?;
+        let (since, most) = (Instant::now(), self.memory_of(device));
+        let block = Block { device, at, room, name, given: None, since };
+        let gone = self.exchange.taken.keep(block, most);
+        self.drop_blocks(gone);
+        Ok(true)
+    }
+
+    /// Gives back memory that was kept for arrays and has not been used for a while.
+    pub(crate) fn drop_kept(&mut self) {
+        if !self.exchange.keeps() {
+            return;
+        }
+        let mut gone = self.exchange.given.take_unused();
+        gone.extend(self.exchange.taken.take_unused());
+        self.drop_blocks(gone);
+    }
+
+    /// Gives back all that was kept; false if it was nothing.
+    fn drop_all_kept(&mut self) -> bool {
+        let mut gone = self.exchange.given.take_all();
+        gone.extend(self.exchange.taken.take_all());
+        let some = !gone.is_empty();
+        self.drop_blocks(gone);
+        some
+    }
+
+    fn drop_blocks(&mut self, blocks: Vec<Block>) {
+        blocks.into_iter().for_each(|block| self.drop_block(block.device, block.at));
+    }
+
+    fn drop_block(&mut self, device: usize, at: u64) {
+        match self.bind(device).and_then(|()| self.heap(device)) {
+            Ok(heap) => heap.drop_aside(at),
+            Err(code) => log::warn!("memory that was kept for arrays stays in use: {code}"),
+        }
+    }
+
+    fn memory_of(&self, device: usize) -> u64 {
+        self.context(device).map_or(0, |context| context.device.info().total_memory)
     }
 
     /// Maps an array that lies on this GPU.
@@ -92,7 +190,17 @@ impl Client {
         let Ok(gpu) = self.context(device).map(|context| uuid_text(&context.device.info().uuid)) else {
             return false;
         };
-        make_room(self, device, gpu)
+        if self.drop_all_kept() {
+            return true;
+        }
+        if make_room(self, device, gpu) {
+            self.exchange.gave_way = Some(Instant::now());
+            return true;
+        }
+        // Whoever has put them keeps the memory for so long.
+        let kept = self.exchange.gave_way.take().map(|since| KEPT.saturating_sub(since.elapsed()));
+        let kept = kept.filter(|kept| !kept.is_zero());
+        kept.inspect(|kept| std::thread::sleep(*kept)).is_some()
     }
 
     /// Arrays of others become the program's own, for what keeps its memory. Nothing is under way.
@@ -137,6 +245,7 @@ impl Client {
 
     fn copy_and_wait(&mut self, device: usize, to: u64, from: u64, bytes: u64) -> Result<()> {
         let stream = self.context(device)?.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
+        self.finish_assumed()?;
         let gpu = self.on(device)?;
         gpu.copy(to, from, bytes, stream)?;
         gpu.stream_synchronize(stream)

@@ -12,9 +12,12 @@
 
 mod conversation;
 mod copies;
+mod kept;
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CuResult};
 use rekindle_device::uuid_text;
@@ -26,16 +29,39 @@ use serde::Serialize;
 
 use crate::client::Client;
 use conversation::ExchangeClient;
+use kept::{Blocks, KEPT};
+
+/// An array of others that is mapped.
+pub(super) struct Held {
+    /// It is kept for as long as this is open.
+    _connection: UnixStream,
+    /// The name of its memory, and its room, if that may have another array later.
+    memory: Option<(String, u64)>,
+}
 
 /// What one program has of others.
 #[derive(Default)]
 pub(crate) struct Exchange {
     /// Whose arrays the program puts and gets; none if it is in no sandbox.
     pub owner: Option<String>,
-    /// Where arrays of others are mapped. Each is kept for as long as its connection is open.
-    held: HashMap<u64, UnixStream>,
+    /// By where they are mapped.
+    held: HashMap<u64, Held>,
+    /// Memory that the program's arrays were put in, and that others' were mapped in.
+    given: Blocks,
+    taken: Blocks,
+    /// When others' arrays gave way to memory of the program's.
+    gave_way: Option<Instant>,
     /// How many calls have a thread that talks for them.
     talks: usize,
+}
+
+/// A copy of an array, in memory that is mapped here.
+pub(super) struct Copied {
+    at: u64,
+    room: u64,
+    memory: OwnedFd,
+    /// The memory's, if it has had another array.
+    name: Option<String>,
 }
 
 impl Exchange {
@@ -43,9 +69,22 @@ impl Exchange {
         self.held.contains_key(&address)
     }
 
-    /// Arrays of others are mapped, or are being talked about.
+    /// Arrays of others are mapped, or are being talked about, or there is memory for them.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.held.is_empty() || self.talks > 0
+        !self.held.is_empty() || self.talks > 0 || self.keeps()
+    }
+
+    fn keeps(&self) -> bool {
+        !self.given.is_empty() || !self.taken.is_empty()
+    }
+
+    /// When it is to be looked at what is kept, if that is sooner.
+    pub(crate) fn look_again(&self, nap: Duration) -> Duration {
+        if self.keeps() { nap.min(KEPT) } else { nap }
+    }
+
+    fn hold(&mut self, address: u64, connection: UnixStream, memory: Option<(String, u64)>) {
+        self.held.insert(address, Held { _connection: connection, memory });
     }
 
     /// It is mapped no more.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Access, Device, Event, Memory, Result, Stream};
 
+use super::aside::Aside;
 use super::{Buffer, Content, Hold, Regions, Slab, Small, Space, Unbacked};
 use crate::ipc::Export;
 
@@ -26,6 +27,8 @@ pub(crate) struct Heap {
     space: Space,
     pub(super) buffers: BTreeMap<u64, Buffer>,
     pub(super) slabs: Vec<u64>,
+    /// What is mapped for buffers to come, by where.
+    pub(super) aside: BTreeMap<u64, Aside>,
     /// Which allocations have no memory yet, where it comes at the first use.
     pub(super) unbacked: Option<Unbacked>,
     /// Behind what is being copied of the program's memory without its knowledge.
@@ -42,6 +45,7 @@ impl Heap {
             space: Space::default(),
             buffers: BTreeMap::new(),
             slabs: Vec::new(),
+            aside: BTreeMap::new(),
             unbacked: None,
             copied: None,
         }
@@ -295,14 +299,14 @@ impl Heap {
         Ok((self.device.memory_export(memory)?, buffer.bytes))
     }
 
-    /// Gives memory back that was to be filled in a window, and the window.
+    /// Gives memory back that was mapped in a window, and the window.
     pub(crate) fn remove_hidden(&mut self, window: u64, room: u64, memory: Memory) {
         match self.device.unmap(window, room) {
             Ok(()) => self.give_addresses(window, room),
-            Err(code) => log::warn!("the addresses of a buffer that was not filled stay in use: {code}"),
+            Err(code) => log::warn!("addresses that nobody needs any more stay in use: {code}"),
         }
         if let Err(code) = self.device.memory_release(memory) {
-            log::warn!("{room} bytes of a buffer that was not filled stay in use: {code}");
+            log::warn!("{room} bytes that nobody needs any more stay in use: {code}");
         }
     }
 
@@ -581,6 +585,7 @@ impl Heap {
 
     /// Gives everything back.
     pub(crate) fn clear(&mut self) -> Result<()> {
+        self.drop_asides();
         while let Some(at) = self.buffers.keys().next().copied() {
             self.remove(at)?;
         }

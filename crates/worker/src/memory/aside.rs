@@ -1,0 +1,65 @@
+//! Memory that stays mapped while no buffer lies there, for one that comes soon: mapping and giving to others take longer than
+//! a small copy.
+
+use std::os::fd::OwnedFd;
+
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
+use rekindle_device::{Memory, Result};
+
+use super::{Buffer, Content, Heap};
+
+pub(super) struct Aside {
+    room: u64,
+    memory: Memory,
+}
+
+impl Heap {
+    /// Makes memory that can be written to where it is mapped: there, and a descriptor of it.
+    pub(crate) fn make_aside(&mut self, room: u64) -> Result<(u64, OwnedFd)> {
+        let (at, memory) = self.make_hidden(room)?;
+        match self.device.memory_export(memory) {
+            Ok(descriptor) => {
+                self.aside.insert(at, Aside { room, memory });
+                Ok((at, descriptor))
+            }
+            Err(code) => {
+                self.remove_hidden(at, room, memory);
+                Err(code)
+            }
+        }
+    }
+
+    /// A buffer on memory that others have too is none any more, and its memory stays mapped. No work may use it.
+    pub(crate) fn set_aside(&mut self, at: u64) -> Result<()> {
+        self.await_copies()?;
+        let shared = self.buffers.get(&at).filter(|buffer| buffer.shared);
+        let (room, memory) =
+            shared.and_then(|buffer| Some((buffer.bytes, buffer.memory?))).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.buffers.remove(&at);
+        self.aside.insert(at, Aside { room, memory });
+        Ok(())
+    }
+
+    /// The memory there is a buffer of so many bytes again, which can only be read.
+    pub(crate) fn put_back(&mut self, at: u64, bytes: u64) -> Result<()> {
+        let Aside { room, memory } = self.aside.remove(&at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let content = Content::Large { bytes, freed: false };
+        let memory = Some(memory);
+        let buffer = Buffer { bytes: room, memory, content, shared: true, declared: None, export: None };
+        self.buffers.insert(at, buffer);
+        Ok(())
+    }
+
+    /// Gives back the memory there.
+    pub(crate) fn drop_aside(&mut self, at: u64) {
+        if let Some(Aside { room, memory }) = self.aside.remove(&at) {
+            self.remove_hidden(at, room, memory);
+        }
+    }
+
+    pub(super) fn drop_asides(&mut self) {
+        while let Some(at) = self.aside.keys().next().copied() {
+            self.drop_aside(at);
+        }
+    }
+}
