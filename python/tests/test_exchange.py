@@ -153,6 +153,20 @@ def test_who_has_an_array_keeps_it_when_it_is_dropped(pair):
     pair.come_to(0, 0, 0, 0)
 
 
+def test_memory_of_an_array_has_the_next_one_once_nobody_has_it(pair):
+    giver, taker = pair.find("hand")
+    held = giver.give.remote(COUNT)
+    taker.hold.remote(held)
+    giver.drop.remote(held)
+    for count in range(COUNT, COUNT + 20):
+        ref = giver.give.remote(count)
+        assert taker.total.remote(ref) == 4 * sum(range(count))
+        giver.drop.remote(ref)
+    assert numpy.array_equal(taker.held.remote()[0], GIVEN)
+    taker.free.remote()
+    pair.come_to(0, 0, 0, 0)
+
+
 def test_arrays_of_the_host_and_of_all_types_are_handed_on(pair):
     giver, taker = pair.find("hand")
     whole = numpy.arange(24).reshape(2, 3, 4)

@@ -28,13 +28,15 @@ pub(super) struct ExchangeClient {
 }
 
 impl ExchangeClient {
-    /// Has a copy kept; its name.
-    pub(super) fn put(&self, range: (u64, u64), expiry_ms: u64, uses: u32) -> Result<String, Problem> {
+    /// Has a copy kept, in memory of so much room, perhaps that of one of the arrays before; its name.
+    pub(super) fn put(
+        &self,
+        range: (u64, u64),
+        (room, before): (u64, Vec<String>),
+        expiry_ms: u64,
+        uses: u32,
+    ) -> Result<String, Problem> {
         let (device, bytes) = (self.device, range.1);
-        let (room, before) = self.on_dispatch(move |client| {
-            let room = bytes.next_multiple_of(client.heap(device)?.granularity());
-            Ok((room, client.exchange.given.arrays(device, room)))
-        })?;
         let (owner, gpu) = (self.owner.clone(), self.gpu.clone());
         let put = Put { owner, gpu, bytes, room, expiry_ms, uses, before };
         let stream = ask(exchange::ExchangeRequest::Put(put), PATIENCE)?;
@@ -50,10 +52,7 @@ impl ExchangeClient {
             Err(problem) => Err(problem),
         };
         let id = kept.as_ref().ok().cloned();
-        self.on_dispatch(move |client| {
-            client.keep_given(device, copy, id);
-            Ok(())
-        })?;
+        self.remote.run(move |dispatcher| dispatcher.client.keep_given(device, copy, id));
         kept
     }
 

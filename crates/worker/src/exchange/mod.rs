@@ -105,7 +105,14 @@ impl Client {
         if bytes == 0 || !self.has_range(address, bytes) {
             return Answer::Now(Err(CUDA_ERROR_INVALID_VALUE));
         }
-        self.converse(origin, device.into(), move |talk| talk.put((address, bytes), expiry_ms, uses))
+        let device = usize::from(device);
+        let room = match self.bind(device).and_then(|()| self.heap(device)) {
+            Ok(heap) => bytes.next_multiple_of(heap.granularity()),
+            Err(code) => return Answer::Now(Err(code)),
+        };
+        let before = self.exchange.given.arrays(device, room);
+        let range = (address, bytes);
+        self.converse(origin, device, move |talk| talk.put(range, (room, before), expiry_ms, uses))
     }
 
     /// Maps what somebody has put.
