@@ -9,6 +9,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rekindle_parallel as parallel;
+
 use crate::bounded;
 use crate::draft::Draft;
 use crate::error::{Error, Result};
@@ -16,7 +18,6 @@ use crate::image::Image;
 use crate::layout::{CHUNKS, MANIFEST};
 use crate::lease::Guard;
 use crate::manifest::{ChunkRef, Encoding, Manifest, Part};
-use crate::pool;
 use crate::store::list;
 
 /// Syncs under way at once; they share the file system's journal commits.
@@ -66,7 +67,7 @@ impl Draft {
         let kept: Vec<PathBuf> =
             manifest.parts.iter().filter_map(|part| Some(self.path().join(part.file.as_ref()?))).collect();
         let chunks: Vec<PathBuf> = chunks.iter().filter_map(|chunk| self.staging.place(chunk)).collect();
-        pool::map(
+        parallel::map(
             SYNCS,
             kept.len() + chunks.len(),
             || (),
@@ -131,12 +132,12 @@ impl Draft {
         }
         let shelves: Vec<_> = shelves.into_iter().collect();
         let make = |(): &mut (), at: usize| self.disk.create_dir(&self.layout.shelf(shelves[at].0));
-        pool::map(pool::threads_for(shelves.len()), shelves.len(), || (), make)?;
+        parallel::map(parallel::threads_for(shelves.len()), shelves.len(), || (), make)?;
         self.disk.sync_dir(&self.layout.chunks())?;
         let fill = |(): &mut (), at: usize| shelves[at].1.iter().try_for_each(|chunk| self.shelve(chunk));
-        pool::map(pool::threads_for(chunks.len()), shelves.len(), || (), fill)?;
+        parallel::map(parallel::threads_for(chunks.len()), shelves.len(), || (), fill)?;
         // Behind all of them, so that few journal commits have them all.
-        pool::map(
+        parallel::map(
             SYNCS,
             shelves.len(),
             || (),

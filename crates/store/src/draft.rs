@@ -8,6 +8,8 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
+use rekindle_parallel as parallel;
+
 use crate::bounded;
 use crate::disk::{Disk, Linked};
 use crate::error::{Error, Result};
@@ -17,7 +19,6 @@ use crate::layout::{CHUNKS, Layout};
 use crate::lease::Lease;
 use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::part_writer::PartWriter;
-use crate::pool;
 use crate::staging::{HashedChunks, Staging};
 
 /// An image in the making. Dropped without being committed, it is removed with all its contents.
@@ -228,7 +229,7 @@ impl Draft {
                 }
             }
         };
-        pool::map(pool::threads_for(all.len()), all.len(), || (), check).map(|_| ())
+        parallel::map(parallel::threads_for(all.len()), all.len(), || (), check).map(|_| ())
     }
 }
 

@@ -6,12 +6,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use rekindle_parallel as parallel;
+
 use crate::bounded;
 use crate::error::{Error, Result};
 use crate::hash::ContentHash;
 use crate::layout::{Layout, MANIFEST};
 use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
-use crate::pool;
 use crate::raw_chunk::RawChunk;
 use crate::store::list;
 use crate::{chunk, disk, extent, half, sparse};
@@ -188,7 +189,7 @@ impl Image {
             at += length as u64;
             rest = after;
         }
-        pool::map(threads, pieces.len(), Vec::new, |scratch, n| {
+        parallel::map(threads, pieces.len(), Vec::new, |scratch, n| {
             let piece = pieces[n].lock().ok().and_then(|mut piece| piece.take());
             match piece {
                 Some((at, piece)) => self.read_piece(part, at, piece, scratch),
@@ -267,7 +268,7 @@ impl Image {
         let threads = threads.min((bytes / BYTES_OF_A_THREAD) as usize + 1);
         let chunks: Vec<_> =
             parts.iter().flat_map(|part| (0..part.chunks.len()).map(move |number| (*part, number))).collect();
-        pool::map(threads, chunks.len(), Vec::new, |scratch, at| {
+        parallel::map(threads, chunks.len(), Vec::new, |scratch, at| {
             let (part, number) = chunks[at];
             self.check_chunk(part, number, scratch)
         })?;
@@ -293,7 +294,7 @@ impl Image {
         // Other ones each time, so that damage anywhere is found in the end.
         let first = std::process::id() as usize ^ clock_ns();
         let chosen: Vec<_> = filled.into_iter().skip(first % step).step_by(step).collect();
-        pool::map(threads, chosen.len(), Vec::new, |scratch, at| {
+        parallel::map(threads, chosen.len(), Vec::new, |scratch, at| {
             let (part, number) = chosen[at];
             self.check_chunk(part, number, scratch)
         })?;
@@ -337,7 +338,7 @@ impl Image {
         let failed = |error| Error::io("write", to, part.bytes, error);
         let file = File::options().write(true).create_new(true).open(to).map_err(failed)?;
         let written = file.set_len(part.bytes).map_err(failed).and_then(|()| {
-            pool::map(pool::threads(), part.chunks.len(), Vec::new, |scratch, number| {
+            parallel::map(parallel::threads(), part.chunks.len(), Vec::new, |scratch, number| {
                 self.check_chunk(part, number, scratch)?;
                 match part.chunks[number].encoding {
                     Encoding::Zero => Ok(()),

@@ -49,7 +49,6 @@ mod load_order;
 mod manifest;
 mod names;
 mod part_writer;
-mod pool;
 mod raw_chunk;
 mod sparse;
 mod staging;

@@ -9,10 +9,11 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rekindle_parallel as parallel;
+
 use crate::error::{Error, Result};
 use crate::hash::ContentHash;
 use crate::manifest::{ChunkRef, Manifest, Part};
-use crate::pool;
 use crate::staging::Staging;
 
 /// Writes one part; see `Draft::part` and `Staging::part`.
@@ -73,7 +74,12 @@ impl PartWriter {
             at += piece.len() as u64;
             rest = after;
         }
-        pool::map(pool::threads(), pieces.len(), || (), |(), n| self.write_piece(pieces[n].0, pieces[n].1))?;
+        parallel::map(
+            parallel::threads(),
+            pieces.len(),
+            || (),
+            |(), n| self.write_piece(pieces[n].0, pieces[n].1),
+        )?;
         Ok(())
     }
 
@@ -169,8 +175,8 @@ impl PartWriter {
                 None => ChunkRef::zero(self.length_of(number) as u64),
             });
         }
-        let stored = pool::map(
-            pool::threads(),
+        let stored = parallel::map(
+            parallel::threads(),
             waiting.len(),
             || (),
             |(), at| self.staging.stage(&self.part.kind, &waiting[at].1),

@@ -15,6 +15,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use serde_json::Value;
 
+use rekindle_parallel as parallel;
+
 use crate::bounded;
 use crate::chunk;
 use crate::disk::{self, Disk, Linked};
@@ -25,7 +27,6 @@ use crate::hash::ContentHash;
 use crate::layout::{CHUNKS, Layout};
 use crate::manifest::{ChunkRef, Encoding, Part, PartKind};
 use crate::part_writer::PartWriter;
-use crate::pool;
 use crate::sparse;
 
 /// What is known of so many bytes of a file, from whoever wrote them: they need not be read again.
@@ -107,8 +108,12 @@ impl Staging {
     pub fn put(&self, kind: PartKind, name: &str, attributes: Value, data: &[u8]) -> Result<Part> {
         let mut part = self.new_part(kind, name, attributes, data.len() as u64)?;
         let pieces: Vec<&[u8]> = data.chunks(part.chunk_bytes as usize).collect();
-        part.chunks =
-            pool::map(pool::threads(), pieces.len(), || (), |(), at| self.stage(&part.kind, pieces[at]))?;
+        part.chunks = parallel::map(
+            parallel::threads(),
+            pieces.len(),
+            || (),
+            |(), at| self.stage(&part.kind, pieces[at]),
+        )?;
         Ok(part)
     }
 
@@ -263,7 +268,7 @@ impl Staging {
         let spans = sparse::data_spans(&file, bytes).map_err(failed)?;
         let size = part.chunk_bytes;
         let count = bytes.div_ceil(size) as usize;
-        part.chunks = pool::map(pool::threads(), count, Vec::new, |buffer: &mut Vec<u8>, at| {
+        part.chunks = parallel::map(parallel::threads(), count, Vec::new, |buffer: &mut Vec<u8>, at| {
             let start = at as u64 * size;
             let length = size.min(bytes - start);
             if !sparse::overlaps(&spans, start..start + length) {

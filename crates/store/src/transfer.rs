@@ -14,6 +14,8 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rekindle_parallel as parallel;
+
 use crate::archive::{DueChunk, Progress, due, keep_part};
 use crate::bounded;
 use crate::chunk;
@@ -23,7 +25,6 @@ use crate::hash::ContentHash;
 use crate::image::{Image, peek};
 use crate::layout::MANIFEST;
 use crate::manifest::{ChunkRef, Encoding, LONGEST_MANIFEST, Manifest, Part};
-use crate::pool;
 use crate::store::{Store, list};
 
 /// The most files of its own that an image may have that comes: each is open until all of it is there.
@@ -136,7 +137,7 @@ impl Incoming {
     fn take_known(&mut self, places: &HashMap<(ContentHash, u64), PageFileLocation>) -> Result<()> {
         let all = due(&self.manifest);
         let this = &*self;
-        let found = pool::map(pool::threads(), all.len(), Vec::new, |scratch, at| {
+        let found = parallel::map(parallel::threads(), all.len(), Vec::new, |scratch, at| {
             this.take_one_known(&all[at], places, scratch)
         })?;
         let mut asked = std::collections::HashSet::new();

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use rekindle_parallel as parallel;
+
 use crate::advice::{self, is_advice};
 use crate::bounded;
 use crate::chunk;
@@ -15,7 +17,6 @@ use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::layout::{DAMAGED, MANIFEST};
 use crate::manifest::{Encoding, Part};
-use crate::pool;
 use crate::store::{Store, check_format};
 
 /// What reading an image through has shown.
@@ -53,7 +54,7 @@ impl Store {
         let found = Filled::default();
         let (send, finished) = mpsc::channel();
         thread::scope(|scope| {
-            for _ in 0..pool::threads() {
+            for _ in 0..parallel::threads() {
                 let send = send.clone();
                 let (next, extents, problems, image) = (&next, &extents, &problems, &image);
                 let found = &found;

@@ -26,10 +26,13 @@ pub fn take(
         }
     }
     let nothing = HashedChunks::new();
-    cpu_pages::beside(&names, cpu_pages::FILE_THREADS, |name| {
+    let take = |(): &mut (), at: usize| {
+        let name: &str = &names[at];
         let known = known.get(name).unwrap_or(&nothing);
-        Ok(draft.take_known(PartKind::CpuFile, name, &images.join(name), known)?)
-    })
+        draft.take_known(PartKind::CpuFile, name, &images.join(name), known)
+    };
+    rekindle_parallel::map(cpu_pages::FILE_THREADS, names.len(), || (), take)?;
+    Ok(())
 }
 
 /// Checks whole what CRIU acts on, and returns the directory that it is in.

@@ -8,7 +8,6 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
 use nix::sys::socket::setsockopt;
@@ -152,28 +151,13 @@ pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
 }
 
 fn take_page_files(draft: &Draft, files: &[PageFile]) -> Result<()> {
-    beside(files, FILE_THREADS, |file| {
+    let take = |(): &mut (), at: usize| {
+        let file: &PageFile = &files[at];
         let known = known_chunks(&file.pieces);
-        Ok(draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known)?)
-    })
-}
-
-/// Does a step with each of `all`, several at once; the first failure ends it.
-pub fn beside<T: Sync>(all: &[T], most: usize, step: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            step(one).inspect_err(|_| next.store(all.len(), Ordering::Relaxed))?;
-        }
-        Ok(())
+        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known)
     };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..most.min(all.len())).map(|_| scope.spawn(work)).collect();
-        let join = |thread: ScopedJoinHandle<'_, Result<()>>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).fold(Ok(()), Result::and)
-    })
+    rekindle_parallel::map(FILE_THREADS, files.len(), || (), take)?;
+    Ok(())
 }
 
 fn content_hash(bytes: &[u8]) -> [u8; 32] {

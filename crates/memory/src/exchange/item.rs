@@ -10,8 +10,14 @@ use rekindle_protocol::exchange::Put;
 /// Where it lies.
 pub(super) enum ArrayLocation {
     /// Memory that its giver may use again has a name.
-    Gpu { gpu: String, memory: OwnedFd, name: Option<String> },
-    Host { memory: OwnedFd },
+    Gpu {
+        gpu: String,
+        memory: OwnedFd,
+        name: Option<String>,
+    },
+    Host {
+        memory: OwnedFd,
+    },
 }
 
 pub(super) struct Item {

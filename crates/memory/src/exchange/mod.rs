@@ -333,7 +333,9 @@ mod tests {
         let id = kept(&exchange, &put(60_000, 0));
         let before = ["unknown".to_string(), id.clone()];
         assert_eq!(exchange.over(&before), None);
-        let Ok(Found::Gpu { name, holder, .. }) = exchange.get("app:a", &id) else { panic!("it is on the GPU") };
+        let Ok(Found::Gpu { name, holder, .. }) = exchange.get("app:a", &id) else {
+            panic!("it is on the GPU")
+        };
         assert_eq!(name.as_ref(), Some(&id));
         exchange.drop_item("app:a", &id, false).unwrap();
         assert_eq!(exchange.over(&before), None, "it is held");

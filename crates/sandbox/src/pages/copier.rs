@@ -11,9 +11,6 @@ use queue::{Batch, PIECE, Queue};
 pub use queue::{Digest, Job, Piece};
 pub use source::{From, Source};
 
-/// More than these share a machine's memory to no end.
-const MOST_THREADS: usize = 16;
-
 /// Of files, what is known of their pieces.
 #[derive(Default)]
 pub struct Pieces(Vec<(Arc<File>, Vec<Piece>)>);
@@ -23,11 +20,6 @@ impl Pieces {
         let found = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, file));
         found.map(|(_, pieces)| pieces.clone()).unwrap_or_default()
     }
-}
-
-/// How many threads copy.
-pub fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS)
 }
 
 /// What is to be copied, and what went wrong.
@@ -64,7 +56,7 @@ impl Jobs {
     ) -> (Result<T, E>, io::Result<Pieces>) {
         let jobs = Jobs { digest, ..Jobs::default() };
         let fed = std::thread::scope(|scope| {
-            for number in 0..threads() {
+            for number in 0..rekindle_parallel::threads() {
                 let jobs = &jobs;
                 scope.spawn(move || {
                     if let (Some(first), 1..) = (first, number) {

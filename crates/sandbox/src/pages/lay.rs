@@ -17,9 +17,9 @@ use std::path::Path;
 
 use super::area::{Area, PAGE};
 use super::baseline::{Layout, Placement, bytes, within};
-use super::beside;
 use super::contents::{Base, Run, append, is_zero, read_zero_filled};
 use super::dump::Dump;
+use super::few_threads;
 use super::process::within as runs_within;
 use super::remaining::without;
 
@@ -120,7 +120,8 @@ impl Dump<'_> {
         }
         let process = &mut self.processes[index];
         let blocks = || [vec![0; BLOCK as usize], vec![0; BLOCK as usize]];
-        let differing = beside::map(&parts, blocks, |blocks, part: &Part| {
+        let differing = rekindle_parallel::map(few_threads(), parts.len(), blocks, |blocks, at| {
+            let part: &Part = &parts[at];
             part.differing(&part.unknown(placements, &process.runs), blocks)
         })?;
         for (part, spans) in parts.iter().zip(differing) {

@@ -38,7 +38,6 @@
 mod area;
 mod backing;
 mod baseline;
-mod beside;
 mod contents;
 mod convert;
 mod copier;
@@ -75,6 +74,11 @@ pub use pre_copy::PreCopy;
 pub use process::settle;
 pub use rewrite::{RewriteOptions, rewrite};
 pub use server::{PageServer, ServeError, Served, Wanted, tell_stands};
+
+/// How many threads suit many short steps.
+fn few_threads() -> usize {
+    rekindle_parallel::threads().min(8)
+}
 
 use crate::init::RUN_PATH;
 

@@ -2,6 +2,7 @@
 //! image. They are never changed, so this may be done at any time before they are needed.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use super::backing::BackingFile;
 use super::contents::Base;
-use super::{beside, is_page_file};
+use super::{few_threads, is_page_file};
 
 #[derive(Debug, Default)]
 pub struct PageFiles {
@@ -31,9 +32,9 @@ impl PageFiles {
         let named = entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()));
         let found: HashMap<_, _> = named.filter(|(name, _)| is_page_file(name)).collect();
         let found: Vec<_> = found.into_iter().collect();
-        let open = |(): &mut (), (_, path): &(String, PathBuf)| Ok(BackingFile::open(path).map(Arc::new));
-        // No step fails as such.
-        let opened = beside::map(&found, || (), open).unwrap_or_default();
+        let open =
+            |(): &mut (), at: usize| Ok::<_, Infallible>(BackingFile::open(&found[at].1).map(Arc::new));
+        let Ok(opened) = rekindle_parallel::map(few_threads(), found.len(), || (), open);
         let names = Arc::new(found.iter().map(|(name, _)| name.clone()).collect());
         let all = found.into_iter().zip(opened);
         PageFiles { names, places: all.map(|((name, path), file)| (name, Place { path, file })).collect() }

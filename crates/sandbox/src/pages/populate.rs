@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::area::PAGE;
 use super::contents::{Run, filled};
-use super::copier::threads;
 use super::image::Entries;
 use super::process::runs;
 use super::remaining::without;
 use crate::proto::Message;
+use rekindle_parallel::threads;
 
 const MAP: &str = "pagemap-populate-";
 const PAGES: &str = "pages-populate-";

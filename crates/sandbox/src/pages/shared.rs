@@ -21,9 +21,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::area::{Area, PAGE};
-use super::beside;
 use super::contents::{Base, Run, read_zero_filled};
 use super::cut::cut;
+use super::few_threads;
 use super::process::{Process, within};
 use super::writers::set_of;
 
@@ -106,10 +106,11 @@ pub fn plan(dumped: &[Dumped<'_>], holds: &HashMap<String, u64>) -> io::Result<V
 fn survey(dumped: &Dumped<'_>) -> io::Result<Survey> {
     let mut survey = Survey { changed: HashMap::new(), used: HashMap::new() };
     let all: Vec<_> = dumped.inherited.iter().collect();
-    let looked = beside::map(
-        &all,
+    let looked = rekindle_parallel::map(
+        few_threads(),
+        all.len(),
         || [vec![0; BLOCK as usize], vec![0; BLOCK as usize]],
-        |blocks, one| look_at(dumped, one, blocks),
+        |blocks, at| look_at(dumped, &all[at], blocks),
     )?;
     for ((&at, inherited), Looked { changed, had }) in all.into_iter().zip(looked) {
         let bytes: u64 = changed.iter().map(length).sum();

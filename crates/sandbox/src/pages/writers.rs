@@ -10,7 +10,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::copier::{Pieces, threads};
+use rekindle_parallel::threads;
+
+use super::copier::Pieces;
 use super::{PageFile, TAIL};
 
 /// Areas lie at the same place within one of these in memory and in the file, as large pages want it.

@@ -1,15 +1,13 @@
-//! Work on many chunks at once.
+//! Work on many things at once, by threads that live for as long as it takes: who calls may have forked, and counts its threads.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-
-use crate::error::Result;
 
 /// More threads than this no longer help: memory bandwidth is the bound.
 const MOST_THREADS: usize = 16;
 
 /// How many threads suit this machine.
-pub(crate) fn threads() -> usize {
+pub fn threads() -> usize {
     thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS)
 }
 
@@ -17,18 +15,18 @@ pub(crate) fn threads() -> usize {
 const QUICK: usize = 64;
 
 /// How many threads suit so many quick things.
-pub(crate) fn threads_for(items: usize) -> usize {
+pub fn threads_for(items: usize) -> usize {
     threads().min(items.div_ceil(QUICK))
 }
 
 /// Calls `work` for each of `0..items` on up to `threads` threads, each with its own state, and
 /// returns the results in order. The first error ends it, once the calls under way have ended.
-pub(crate) fn map<S, T: Send>(
+pub fn map<S, T: Send, E: Send>(
     threads: usize,
     items: usize,
     state: impl Fn() -> S + Sync,
-    work: impl Fn(&mut S, usize) -> Result<T> + Sync,
-) -> Result<Vec<T>> {
+    work: impl Fn(&mut S, usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
     if threads <= 1 || items <= 1 {
         let mut state = state();
         return (0..items).map(|item| work(&mut state, item)).collect();
@@ -43,13 +41,8 @@ pub(crate) fn map<S, T: Send>(
             if item >= items {
                 break;
             }
-            match work(&mut state, item) {
-                Ok(result) => done.push((item, result)),
-                Err(error) => {
-                    stop.store(true, Ordering::Relaxed);
-                    return Err(error);
-                }
-            }
+            let result = work(&mut state, item).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+            done.push((item, result));
         }
         Ok(done)
     };
@@ -74,32 +67,24 @@ pub(crate) fn map<S, T: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
 
     #[test]
     fn results_are_in_order() {
         for threads in [1, 2, 7] {
-            let squares = map(threads, 100, || (), |(), n| Ok(n * n)).unwrap();
+            let squares = map(threads, 100, || (), |(), n| Ok::<_, ()>(n * n)).unwrap();
             assert_eq!(squares, (0..100).map(|n| n * n).collect::<Vec<_>>());
         }
+        assert!(map(4, 0, || (), |(), n| Ok::<_, ()>(n)).unwrap().is_empty());
     }
 
     #[test]
     fn an_error_ends_it() {
         let calls = AtomicUsize::new(0);
-        let error = map(
-            4,
-            1_000_000,
-            || (),
-            |(), n| {
-                calls.fetch_add(1, Ordering::Relaxed);
-                match n {
-                    10 => Err(Error::ImageInUse { name: "x".into() }),
-                    _ => Ok(()),
-                }
-            },
-        );
-        assert!(error.is_err());
+        let work = |(): &mut (), n| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            if n == 10 { Err("no") } else { Ok(()) }
+        };
+        assert_eq!(map(4, 1_000_000, || (), work), Err("no"));
         assert!(calls.into_inner() < 1_000_000);
     }
 }
