@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// How long it is kept after its last use.
-pub(super) const KEPT: Duration = Duration::from_millis(500);
+pub(super) const KEPT: Duration = Duration::from_secs(1);
 /// The part of a GPU's memory that may be kept so by a program.
 const PART: u64 = 64;
 const MOST: usize = 4;
