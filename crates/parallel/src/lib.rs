@@ -3,6 +3,28 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
+/// How much less than others threads are run (`nice`) that nobody waits for.
+pub const IN_THE_BACKGROUND: i32 = 15;
+/// The same, of those that somebody waits for while a program goes on beside them.
+pub const BESIDE_A_PROGRAM: i32 = 5;
+
+/// Has the calling thread, and those that it starts, run less than others.
+pub fn give_way(nice: i32) {
+    // SAFETY: changes how this thread is scheduled.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
+/// Does something on a thread that gives way.
+pub fn giving_way<T: Send>(nice: i32, work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            give_way(nice);
+            work()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 /// More threads than this no longer help: memory bandwidth is the bound.
 const MOST_THREADS: usize = 16;
 
@@ -67,6 +89,18 @@ pub fn map<S, T: Send, E: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_gives_way_and_the_caller_does_not() {
+        // SAFETY: asks how this thread is scheduled.
+        let nice = || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        let before = nice();
+        assert_eq!(
+            giving_way(before + 1, || (nice(), thread::scope(|scope| scope.spawn(nice).join().unwrap()))),
+            (before + 1, before + 1)
+        );
+        assert_eq!(nice(), before);
+    }
 
     #[test]
     fn results_are_in_order() {

@@ -11,7 +11,7 @@ use super::chunks::{self, Chunk, by_hash};
 use super::index::{Priority, Slot};
 use super::memory::Memory;
 use super::{Caches, lock};
-use crate::host::resources::{available_memory, give_way};
+use crate::host::resources::available_memory;
 
 /// A quarter of the processors fill host memory, and no more than these.
 const MOST_THREADS: usize = 4;
@@ -34,7 +34,7 @@ impl Caches {
         let places = by_hash(&chunks);
         let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let work = || {
-            give_way();
+            rekindle_parallel::give_way(rekindle_parallel::IN_THE_BACKGROUND);
             while let Some((hash, slot)) = claimed.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let done = if failed.load(Ordering::Relaxed) || self.is_to_stop() {
                     Ok(false)

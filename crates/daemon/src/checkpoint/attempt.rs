@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{Shutdown, shutdown};
 use rekindle_device::Slice;
 use rekindle_driver::Hold;
+use rekindle_parallel::{BESIDE_A_PROGRAM, giving_way};
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Limits, Mode, Report};
 use rekindle_protocol::mounts::Mounts;
@@ -256,11 +257,11 @@ impl<'a> Attempt<'a> {
         if self.request.leave_running {
             let (drained, taken) = std::thread::scope(|scope| {
                 let drained = scope.spawn(|| self.drain(&draft));
-                let taken = self.take_cpu(&draft, &scratch.path);
+                let taken = giving_way(BESIDE_A_PROGRAM, || self.take_cpu(&draft, &scratch.path));
                 (drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), taken)
             });
             drained.and(taken)?;
-            self.seal(&draft)?;
+            giving_way(BESIDE_A_PROGRAM, || self.seal(&draft))?;
         }
         if let Some(pre_copy) = pre_copy {
             self.keep_last(pre_copy);

@@ -35,14 +35,20 @@ impl Attempt<'_> {
         standstill::save(self.workers(), paths, self.contents(), self.timeline)
     }
 
-    /// GPU memory of a program that goes on is written before it stands still, where there would be no room for a copy.
+    /// The code of a program that goes on is written before it stands still, and GPU memory where there would be no room for a
+    /// copy.
     pub(super) fn write_ahead(&self, draft: &Draft) -> Result<()> {
         if self.contents() != Contents::Shadowed || self.workers().is_empty() {
             return Ok(());
         }
         self.reply.progress("write ahead", 0, 0);
         let _ = self.written_ahead.set(());
-        let write = |worker: &Arc<Worker>| gpu_half::save_ahead(worker, draft.path(), self.timeline);
+        let write = |worker: &Arc<Worker>| {
+            let start_us = self.timeline.elapsed_us();
+            gpu_half::save_code(worker, draft.path())?;
+            self.timeline.lane(GPU).note("code", start_us, self.timeline.elapsed_us() - start_us, 0);
+            gpu_half::save_ahead(worker, draft.path(), self.timeline)
+        };
         gpu_half::each(self.workers(), write)?;
         self.step("written-ahead")
     }

@@ -2,9 +2,6 @@
 
 use std::path::Path;
 
-/// How much less than others threads in the background are run (`nice`).
-const GIVE_WAY: i32 = 15;
-
 /// Memory of the host that can be had without swapping, bytes; 0 if the kernel does not tell.
 pub fn available_memory() -> u64 {
     rekindle_sandbox::memory::available().unwrap_or(0)
@@ -23,12 +20,6 @@ pub fn give_memory_back() {
     const LARGE: i32 = 1 << 20;
     // SAFETY: sets a parameter of malloc.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
-}
-
-/// Has the calling thread run less than all others.
-pub fn give_way() {
-    // SAFETY: changes how this thread is scheduled.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, GIVE_WAY) };
 }
 
 #[cfg(test)]

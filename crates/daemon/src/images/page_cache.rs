@@ -10,7 +10,7 @@ use rekindle_protocol::worker::Phase;
 use rekindle_store::bounded;
 use rekindle_store::{Encoding, Image, PartKind};
 
-use crate::host::resources::{available_memory, give_way};
+use crate::host::resources::available_memory;
 
 /// How much is read at once.
 const STRIDE: usize = 2 << 20;
@@ -25,7 +25,7 @@ pub fn was_passed_by(phases: &[Phase]) -> bool {
 pub fn fill(path: &Path) {
     // The image is not held meanwhile: it may be removed.
     let Some(files) = files(path) else { return };
-    give_way();
+    rekindle_parallel::give_way(rekindle_parallel::IN_THE_BACKGROUND);
     let mut sink = vec![0; STRIDE];
     for path in files {
         let Ok(mut file) = bounded::open(&path) else { return };

@@ -10,7 +10,6 @@ use rekindle_store::{Image, PageRun, Part, PartKind, bounded};
 
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::host::resources::give_way;
 use crate::images::checked_files::{CHECKED, place};
 use crate::images::shared_pages;
 use rekindle_sandbox::process::maps::{self, Area};
@@ -78,7 +77,7 @@ pub fn check(mut files: Vec<Mapped>, first: &First, image: Option<&str>) -> Resu
     let order = order(&unknown, &places(&first.runs, &areas));
     let read = std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
-            give_way();
+            rekindle_parallel::give_way(rekindle_parallel::IN_THE_BACKGROUND);
             read(&unknown, &order, image)
         });
         reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
