@@ -13,7 +13,7 @@ from rekindle.exchange import HandingOn
 from rekindle.function import Function
 
 # From so many bytes on an array is handed on where it lies; below, a call with the array itself takes no longer.
-LEAST = 1 << 20
+LEAST = 512 << 10
 # Seconds that a result waits for those who want it, should one of them fail.
 EXPIRY = 60.0
 
