@@ -36,6 +36,12 @@ class Both:
         return rekindle.put(doubled(cuda.to_device(numpy.arange(count, dtype="int32"))), **options)
 
     @rekindle.method()
+    def give_in_a_new_context(self, count):
+        rekindle.put(cuda.to_device(numpy.zeros(count, "int32"))).drop()
+        cuda.close()
+        return rekindle.put(cuda.to_device(2 * numpy.arange(count, dtype="int32")))
+
+    @rekindle.method()
     def give_host(self, array):
         return rekindle.put(array)
 
@@ -165,6 +171,13 @@ def test_memory_of_an_array_has_the_next_one_once_nobody_has_it(pair):
     assert numpy.array_equal(taker.held.remote()[0], GIVEN)
     taker.free.remote()
     pair.come_to(0, 0, 0, 0)
+
+
+def test_memory_that_was_kept_for_arrays_ends_with_its_context():
+    with pair_with() as pair:
+        pair.deploy()
+        giver, taker = pair.find("hand")
+        assert taker.total.remote(giver.give_in_a_new_context.remote(COUNT)) == TOTAL
 
 
 def test_arrays_of_the_host_and_of_all_types_are_handed_on(pair):

@@ -217,7 +217,6 @@ impl Dispatcher {
             self.look_at_uses();
             self.look_at_later();
             self.look_at_freed();
-            self.client.drop_kept();
         }
     }
 
@@ -359,6 +358,10 @@ impl Dispatcher {
         let nap = self.client.exchange.look_again(nap);
         let attention = || inbox.is_wanted();
         let idle = self.client.waiting.is_empty() && !self.is_draining();
+        // The driver may wait for all work of the GPU when memory goes.
+        if idle {
+            self.client.drop_kept();
+        }
         let nap = if idle { self.look_for_rest(self.look_for_freed(nap)) } else { nap };
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.

@@ -223,8 +223,14 @@ impl Client {
         Ok(())
     }
 
-    /// Forgets arrays whose memory was given back.
+    /// Forgets arrays whose memory was given back, and what was kept for others.
     pub(crate) fn forget_unmapped_arrays(&mut self) {
+        let Client { exchange, contexts, .. } = self;
+        let is_there = |block: &Block| {
+            contexts[block.device].as_ref().is_some_and(|context| context.heap.has_aside(block.at))
+        };
+        exchange.given.retain(is_there);
+        exchange.taken.retain(is_there);
         let held = self.exchange.held.keys().copied();
         let gone: Vec<u64> = held.filter(|at| self.device_of(*at).is_none()).collect();
         gone.into_iter().for_each(|at| self.exchange.forget(at));

@@ -58,6 +58,10 @@ impl Blocks {
         self.0.extract_if(.., |block| block.since.elapsed() >= KEPT).collect()
     }
 
+    pub(super) fn retain(&mut self, is: impl Fn(&Block) -> bool) {
+        self.0.retain(is);
+    }
+
     pub(super) fn take_all(&mut self) -> Vec<Block> {
         std::mem::take(&mut self.0)
     }

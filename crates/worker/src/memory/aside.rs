@@ -50,6 +50,11 @@ impl Heap {
         Ok(())
     }
 
+    /// Whether there is memory that was set aside.
+    pub(crate) fn has_aside(&self, at: u64) -> bool {
+        self.aside.contains_key(&at)
+    }
+
     /// Gives back the memory there.
     pub(crate) fn drop_aside(&mut self, at: u64) {
         if let Some(Aside { room, memory }) = self.aside.remove(&at) {
