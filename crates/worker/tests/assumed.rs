@@ -13,8 +13,8 @@ use rekindle_protocol::operation::*;
 use rekindle_worker::{Gpu, OpenedDriver};
 
 /// What a transfer of [`WORDS`] takes.
-const TAKES: Duration = Duration::from_millis(200);
-const WORDS: usize = 50_000;
+const TAKES: Duration = Duration::from_millis(600);
+const WORDS: usize = 150_000;
 /// A stream that waits for no other one.
 const FIRST: u32 = 2;
 const SECOND: u32 = 3;
