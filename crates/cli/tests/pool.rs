@@ -116,6 +116,8 @@ fn one_that_is_killed_just_before_it_is_taken_does_no_harm() {
 fn a_waiting_worker_ends_with_the_daemon_and_a_taken_one_does_not() {
     let rekindle = started();
     rekindle.start("counter", &GPU_COUNTER);
+    // It has its worker: one that the daemon's death keeps from it would say so among the numbers.
+    rekindle.goes_on("counter");
     let (taken, waiting) = (rekindle.workers()[0], rekindle.pool(1)[0]);
     rekindle.kill_daemon();
     wait("the waiting worker's end", || !is_alive(waiting));
