@@ -159,7 +159,7 @@ def test_who_has_an_array_keeps_it_when_it_is_dropped(pair):
     pair.come_to(0, 0, 0, 0)
 
 
-def test_memory_of_an_array_has_the_next_one_once_nobody_has_it(pair):
+def test_who_has_an_array_keeps_what_it_is_while_the_next_ones_come(pair):
     giver, taker = pair.find("hand")
     held = giver.give.remote(COUNT)
     taker.hold.remote(held)
