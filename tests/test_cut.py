@@ -118,6 +118,8 @@ def test_an_image_has_what_was_there_at_the_cut_whatever_is_written_while_it_is_
         report = json.loads(checkpoint.end())
         names = [phase["name"] for phase in report["phases"]]
         assert "shadow copy" in names and "drain" in names and "GPU memory" not in names, names
+        begins = {phase["name"]: phase["start_us"] for phase in report["phases"]}
+        assert begins["code"] < begins["quiesce"], "code is written before the program stands still"
         steps.take(1)
         rekindle("kill", "steps")
         rekindle("verify", "image")

@@ -3,7 +3,7 @@
 mod common;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use common::program::{Program, begin, bytes_of, download, pinned, upload, words};
@@ -11,6 +11,7 @@ use common::{Client, Worker, alone};
 use rekindle_device::{MemorySet, PINNED_RANGE};
 use rekindle_protocol::operation::*;
 use rekindle_worker::{Gpu, OpenedDriver};
+use tempfile::TempDir;
 
 /// What a transfer of [`WORDS`] takes.
 const TAKES: Duration = Duration::from_millis(600);
@@ -40,14 +41,16 @@ fn wait(program: &mut Program, stream: u32) -> Duration {
     begun.elapsed()
 }
 
-/// A buffer with zeros, and a stream that is known to be idle.
-fn begun(program: &mut Program) -> u64 {
+/// A program with a buffer of zeros, and a stream that is known to be idle; the first is to be held to the end.
+fn begun() -> ((MutexGuard<'static, ()>, TempDir), Program, u64) {
+    let held = (alone(), tempfile::tempdir().unwrap());
+    let mut program = program(held.1.path());
     let bytes = 4 * WORDS as u64;
     let buffer = program.lane.ask(MemoryAllocate { device: 0, bytes }).unwrap();
     let set = MemorySet { address: buffer, pitch: 0, value: 0, element: 1, width: bytes, height: 1 };
     program.lane.post(SetMemory { device: 0, stream: FIRST, set });
-    wait(program, FIRST);
-    buffer
+    wait(&mut program, FIRST);
+    (held, program, buffer)
 }
 
 fn numbers() -> Vec<u32> {
@@ -56,10 +59,7 @@ fn numbers() -> Vec<u32> {
 
 #[test]
 fn a_wait_for_transfers_is_over_at_once_and_other_streams_come_after_them() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let mut program = program(directory.path());
-    let buffer = begun(&mut program);
+    let (_held, mut program, buffer) = begun();
     for round in 0..3 {
         let begun = Instant::now();
         upload(&mut program.lane, FIRST, buffer, &bytes_of(&numbers()));
@@ -75,10 +75,7 @@ fn a_wait_for_transfers_is_over_at_once_and_other_streams_come_after_them() {
 
 #[test]
 fn a_wait_for_other_work_and_for_memory_that_the_program_sees_waits() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let mut program = program(directory.path());
-    let buffer = begun(&mut program);
+    let (_held, mut program, buffer) = begun();
     upload(&mut program.lane, FIRST, buffer, &bytes_of(&numbers()));
     let set = MemorySet { address: buffer, pitch: 0, value: 7, element: 4, width: 1, height: 1 };
     program.lane.post(SetMemory { device: 0, stream: FIRST, set });
@@ -93,16 +90,27 @@ fn a_wait_for_other_work_and_for_memory_that_the_program_sees_waits() {
     program.end();
 }
 
-#[test]
-fn memory_is_given_back_after_transfers_to_it() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let mut program = program(directory.path());
-    let buffer = begun(&mut program);
+/// What is asked right after a wait that is over at once comes after the transfers all the same.
+fn comes_after_transfers(ask: impl FnOnce(&mut Program, u64)) {
+    let (_held, mut program, buffer) = begun();
     let begun = Instant::now();
     upload(&mut program.lane, FIRST, buffer, &bytes_of(&numbers()));
     assert!(wait(&mut program, FIRST) < TAKES / 2);
-    program.lane.ask(MemoryFree { device: 0, address: buffer }).unwrap();
+    ask(&mut program, buffer);
     assert!(begun.elapsed() > TAKES * 3 / 4, "{:?}", begun.elapsed());
     program.end();
+}
+
+#[test]
+fn memory_is_given_back_after_transfers_to_it() {
+    comes_after_transfers(|program, address| {
+        program.lane.ask(MemoryFree { device: 0, address }).unwrap();
+    });
+}
+
+#[test]
+fn other_processes_have_memory_after_transfers_to_it() {
+    comes_after_transfers(|program, address| {
+        program.lane.ask(IpcMemoryExport { device: 0, address }).unwrap();
+    });
 }

@@ -126,7 +126,7 @@ impl Exchange {
     /// One of these arrays that nobody has or gets any more.
     fn over(&self, before: &[String]) -> Option<String> {
         let known = self.known();
-        before.iter().find(|id| known.over.contains(id)).cloned()
+        before.iter().find(|id| !known.items.contains_key(*id) && known.over.contains(id)).cloned()
     }
 
     /// Keeps an array that room was reserved for, and gives its name. Its memory is called so too if it has no name.

@@ -81,27 +81,25 @@ impl Client {
     }
 
     fn come_after_told(&mut self, device: usize, stream: Stream) -> Result<()> {
-        for fence in self.under_way() {
+        self.for_each_told(|client, fence| {
             if (fence.device, fence.stream) == (device, stream) {
-                continue;
+                return Ok(());
             }
-            let Some(event) = self.event_behind(fence.ring, fence.end) else { continue };
-            if fence.device == device {
-                self.context(device)?.device.stream_wait_event(stream, event, 0)?;
-            } else {
-                self.await_transfers(fence)?;
-                self.bind(device)?;
+            if fence.device != device {
+                client.await_transfers(fence)?;
+                return client.bind(device);
             }
-        }
-        Ok(())
+            match client.event_behind(fence.ring, fence.end) {
+                Some(event) => client.context(device)?.device.stream_wait_event(stream, event, 0),
+                None => Ok(()),
+            }
+        })
     }
 
     /// Waits for all transfers that the program takes to be done.
     pub(crate) fn finish_assumed(&mut self) -> Result<()> {
         let bound = self.bound();
-        for fence in self.under_way() {
-            self.await_transfers(fence)?;
-        }
+        self.for_each_told(Client::await_transfers)?;
         self.waiting.assumed.told.clear();
         self.bind(bound)
     }
@@ -111,11 +109,15 @@ impl Client {
         self.on(fence.device)?.event_synchronize(event)
     }
 
-    /// Those that are not known to be done.
-    fn under_way(&mut self) -> Vec<TransferFence> {
+    /// Does a step for each of those that are not known to be done.
+    fn for_each_told(
+        &mut self,
+        mut step: impl FnMut(&mut Client, TransferFence) -> Result<()>,
+    ) -> Result<()> {
         let mut told = std::mem::take(&mut self.waiting.assumed.told);
         told.retain(|fence| !self.are_complete(fence.ring, fence.end));
-        self.waiting.assumed.told.clone_from(&told);
-        told
+        let done = told.iter().try_for_each(|fence| step(self, *fence));
+        self.waiting.assumed.told = told;
+        done
     }
 }

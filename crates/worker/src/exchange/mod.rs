@@ -6,6 +6,8 @@
 //!   taker       ExchangeGet ◀─ mapped, read-only ◀─ descriptor ─────────┘
 //! ```
 //!
+//! Both keep what they have mapped for a moment ([`kept`]): the next array of that size goes there.
+//!
 //! A thread talks with the memory daemon ([`conversation`]); the dispatch thread copies and maps ([`copies`]). The taker's call
 //! waits, so that its program does not stand still meanwhile. What it has mapped is a buffer that cannot be written to; when the
 //! program stands still it becomes one of the program's own.
