@@ -24,6 +24,7 @@ WAYS = {"direct": (), "host": ("--rounds", 2)}
 # Until the program is told to go on there, it goes on where it was.
 AHEAD = ["migrate-draining", "migrate-round"]
 BEFORE = ["migrate-begun", "migrate-quiesced", "migrate-saved", "migrate-restored", "migrate-parted", "migrate-handed-over"]
+AFTER = ["migrate-resumed", "migrate-noted"]
 # The ways are two in how memory is saved and restored; all else is the same.
 STEPS = [(point, "host") for point in [*AHEAD, "migrate-saved", "migrate-restored"]] + [(point, "direct") for point in BEFORE]
 
@@ -160,7 +161,7 @@ def test_a_step_that_fails_leaves_it_where_it_was(point, way):
         end(rekindle)
 
 
-@pytest.mark.parametrize(("point", "way"), [*STEPS, ("migrate-resumed", "direct")])
+@pytest.mark.parametrize(("point", "way"), [*STEPS, *((point, "direct") for point in AFTER)])
 def test_a_daemon_that_is_killed_leaves_one_program(point, way):
     with Rekindle() as rekindle:
         start(rekindle)
@@ -168,7 +169,7 @@ def test_a_daemon_that_is_killed_leaves_one_program(point, way):
         rekindle("migrate", "checks", "--gpu", SECOND, *WAYS[way], check=False)
         del rekindle.environment["REKINDLE_FAULT"]
         # Nobody needs a daemon for that.
-        there = point == "migrate-resumed"
+        there = point in AFTER
         computes(rekindle)
         row = rekindle.sandbox("checks")
         assert (row["gpu"], row["state"]) == (SECOND if there else FIRST, "running")

@@ -324,7 +324,7 @@ def test_all_go_on_if_the_daemon_dies_before_they_sleep(point):
         assert len(scene.workers("a")) == 2 and rekindle.sandbox("a")["state"] == "running"
 
 
-@pytest.mark.parametrize("point", ["wake-begun", "wake-restored", "wake-adopted", "wake-resumed"])
+@pytest.mark.parametrize("point", ["wake-begun", "wake-restored", "wake-adopted", "wake-resumed", "wake-noted", "wake-kept-ended"])
 def test_all_wake_though_the_daemon_dies_meanwhile(point):
     with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
         scene = Scene(rekindle).begin("a")

@@ -15,7 +15,7 @@ from test_processes import COUNTERS, Scene
 
 # Until it is said, all go on where they were; from then on there.
 BEFORE = ["migrate-begun", "migrate-quiesced", "migrate-saved", "migrate-restored", "migrate-parted", "migrate-handed-over", "migrate-together"]
-AFTER = ["migrate-said", "migrate-resumed"]
+AFTER = ["migrate-said", "migrate-resumed", "migrate-noted"]
 NAMES = {Scene: "apart", Relays: "shared"}
 SCENES = pytest.mark.parametrize("scene", NAMES, ids=NAMES.get)
 # What processes share matters where it is saved and made anew, and where they are told to go on together.

@@ -228,30 +228,30 @@ fn arrive<'w>(
     moving: &Moving,
     halves: impl IntoIterator<Item = (MovingProcess, Option<&'w Arc<Worker>>, &'w Arc<Worker>)>,
 ) {
-    let mut arrived = Vec::new();
+    let (mut arrived, mut left) = (Vec::new(), Vec::new());
     for (process, source, target) in halves {
         target.set_client(process.pid);
-        if let Some(source) = source {
-            // It ends by itself; a driver takes its time for that.
-            source.set_client(0);
-            let (sandbox, source) = (sandbox.clone(), source.clone());
-            std::thread::spawn(move || sandbox.end_worker(&source));
-        }
+        source.into_iter().for_each(|source| sandbox.give_up_worker(source));
+        left.extend(source.cloned());
         arrived.push(target);
     }
     // From a context that has failed it has gone to another one.
     let happened = if sandbox.record().gpu == moving.gpu { "outlived" } else { "migrated" };
-    sandbox.note(|record| {
-        record.gpu = moving.gpu.clone();
-        record.moving = None;
-        record.problem = None;
-    });
-    sandbox.note_workers();
-    arrived.into_iter().for_each(|target| sandbox.leave_alone(target));
     events::tell(happened, |happened| {
         happened.sandbox = Some(sandbox.name());
         happened.gpu = Some(moving.gpu.clone());
     });
+    // The next daemon must not take the end of a source for the loss of the program's memory.
+    sandbox.note_with_workers(|record| {
+        record.gpu = moving.gpu.clone();
+        record.moving = None;
+        record.problem = None;
+        record.rest();
+    });
+    fault::pass("migrate-noted");
+    // They would end by themselves; a driver takes its time for that.
+    left.into_iter().for_each(|source| drop(std::thread::spawn(move || source.shut_down())));
+    arrived.into_iter().for_each(|target| sandbox.leave_alone(target));
 }
 
 /// After a daemon died: finds out where a program is that was being moved, which its workers have settled between them.

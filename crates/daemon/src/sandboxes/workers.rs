@@ -76,10 +76,14 @@ impl Sandbox {
 
     /// Ends a worker that is not needed any more.
     pub fn end_worker(&self, worker: &Worker) {
-        self.workers().all.retain(|held| held.number() != worker.number());
-        // It is nobody's loss.
-        worker.set_client(0);
+        self.give_up_worker(worker);
         worker.shut_down();
+    }
+
+    /// A worker is not this sandbox's any more, and its end nobody's loss.
+    pub fn give_up_worker(&self, worker: &Worker) {
+        self.workers().all.retain(|held| held.number() != worker.number());
+        worker.set_client(0);
     }
 
     /// Takes a further worker, which may not be ready yet. [`Sandbox::fill_pool`] is to follow.
@@ -162,6 +166,11 @@ impl Sandbox {
 
     /// Writes down which workers there are and whom they serve.
     pub fn note_workers(&self) {
+        self.note_with_workers(|_| {});
+    }
+
+    /// As [`Sandbox::note_workers`], with a change that the next daemon is to find together with that.
+    pub fn note_with_workers(&self, change: impl FnOnce(&mut Record)) {
         let workers = self
             .live_workers()
             .iter()
@@ -171,7 +180,10 @@ impl Sandbox {
                 slice: worker.slice(),
             })
             .collect();
-        self.note(|record| record.workers = workers);
+        self.note(|record| {
+            record.workers = workers;
+            change(record);
+        });
     }
 
     fn worker_address(&self, number: u32) -> Address {

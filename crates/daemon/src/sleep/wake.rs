@@ -94,14 +94,14 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
         Ok(()) => {
             sandbox.set_wake_problem(None);
             // Nobody reads the image any more, which is removed now.
-            let workers: Vec<_> =
-                sleepers.into_iter().map(|one| (one.keeper, one.worker, one.process.pid)).collect();
-            let awake =
-                workers.iter().filter_map(|(keeper, worker, pid)| Some((keeper.as_ref()?, worker, *pid)));
-            is_awake(sandbox, &asleep, awake);
+            let (woken, left): (Vec<_>, Vec<_>) = sleepers
+                .into_iter()
+                .map(|one| (one.keeper, (one.worker, one.process.pid)))
+                .partition(|(keeper, _)| keeper.is_some());
+            let heirs = woken.iter().map(|(_, (worker, pid))| (worker, *pid));
+            is_awake(sandbox, &asleep, heirs, woken.iter().filter_map(|(keeper, _)| keeper.as_ref()));
             // Those of processes that have ended meanwhile.
-            let left = workers.iter().filter(|(keeper, ..)| keeper.is_none());
-            left.for_each(|(_, worker, _)| sandbox.end_worker(worker));
+            left.iter().for_each(|(_, (worker, _))| sandbox.end_worker(worker));
             sandbox.fill_pool_later();
         }
         Err(error) => {
@@ -266,22 +266,39 @@ fn clear_rings(run_directory: &Path, client: &Quiesced) -> Result<()> {
     Ok(())
 }
 
-/// New workers serve the clients, each told of with its keeper: those and what they kept are not needed any more.
+/// New workers serve the clients of these pids: the keepers and what they kept are not needed any more.
 fn is_awake<'w>(
     sandbox: &Sandbox,
     asleep: &SleepingGpu,
-    awake: impl Iterator<Item = (&'w Arc<Worker>, &'w Arc<Worker>, i32)>,
+    heirs: impl IntoIterator<Item = (&'w Arc<Worker>, i32)>,
+    keepers: impl IntoIterator<Item = &'w Arc<Worker>>,
 ) {
-    for (keeper, worker, pid) in awake {
-        worker.set_client(pid);
-        sandbox.end_worker(keeper);
-    }
-    sandbox.note(|record| {
+    take_place(sandbox, heirs, keepers);
+    sandbox.note_with_workers(|record| {
         record.asleep = None;
         record.problem = None;
     });
-    sandbox.note_workers();
     forget(&asleep.store, &sandbox.id);
+}
+
+/// Ends keepers whose clients have new workers. The record says so first: the next daemon must not take the end of a keeper for
+/// the loss of its client's memory.
+fn take_place<'w>(
+    sandbox: &Sandbox,
+    heirs: impl IntoIterator<Item = (&'w Arc<Worker>, i32)>,
+    keepers: impl IntoIterator<Item = &'w Arc<Worker>>,
+) {
+    heirs.into_iter().for_each(|(worker, pid)| worker.set_client(pid));
+    let keepers: Vec<_> = keepers.into_iter().collect();
+    for keeper in &keepers {
+        // No other process is to find it free.
+        keeper.set_followed(true);
+        keeper.set_client(0);
+    }
+    sandbox.note_workers();
+    fault::pass("wake-noted");
+    keepers.into_iter().for_each(|keeper| sandbox.end_worker(keeper));
+    fault::pass("wake-kept-ended");
 }
 
 /// After a daemon died: finds out whether the GPU half of a program that was to sleep, or to wake, does.
@@ -299,22 +316,20 @@ pub fn settle(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
         return forget(&asleep.store, &sandbox.id);
     }
     let serves = |status: &Status, pid: i32| status.client == pid && pid != 0 && !status.held_back;
-    let heir = |pid| others.iter().find(|(status, _)| serves(status, pid)).map(|(_, worker)| worker);
-    // A keeper may know its client by the pid that the program itself sees.
-    let (woken, left): (Vec<_>, Vec<_>) = keepers
-        .iter()
-        .map(|(_, keeper)| (keeper, heir(keeper.client()), keeper.client()))
-        .partition(|(_, heir, _)| heir.is_some());
+    let heir = |pid| others.iter().find(|(status, _)| serves(status, pid)).map(|(_, worker)| (worker, pid));
+    let keepers: Vec<_> = keepers.iter().map(|(_, keeper)| keeper).collect();
+    let heirs: Vec<_> = asleep.processes().into_iter().filter_map(|process| heir(process.pid)).collect();
+    // One whose client has been noted as another's already has none.
+    let sleeps = |keeper: &&Arc<Worker>| keeper.client() != 0 && heir(keeper.client()).is_none();
+    let (left, done): (Vec<_>, Vec<_>) = keepers.into_iter().partition(sleeps);
     if left.is_empty() {
-        let awake = woken.into_iter().filter_map(|(keeper, heir, pid)| Some((keeper, heir?, pid)));
-        return is_awake(sandbox, &asleep, awake);
+        return is_awake(sandbox, &asleep, heirs, done);
     }
-    for (keeper, heir, pid) in woken {
-        heir.into_iter().for_each(|heir| heir.set_client(pid));
-        sandbox.end_worker(keeper);
+    if !done.is_empty() {
+        take_place(sandbox, heirs, done);
     }
     // Some sleep on, until they are called for.
-    let pids: Vec<i32> = left.iter().map(|(_, _, pid)| *pid).collect();
+    let pids: Vec<i32> = left.iter().map(|keeper| keeper.client()).collect();
     sandbox.note(|record| record.asleep = asleep.of(&pids).or(record.asleep.take()));
     let idle = others.iter().filter(|(status, _)| !serves(status, status.client));
     idle.for_each(|(_, worker)| sandbox.end_worker(worker));
