@@ -17,6 +17,7 @@ WORKLOADS = [
     "cuda-graph",
     "torch-compile",
     "fft",
+    "profiler",
     "sdpa-bf16",
     "expandable-segments",
     "malloc-async",

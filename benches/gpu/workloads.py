@@ -356,6 +356,25 @@ def fft():
     return step
 
 
+@workload("profiler")
+def profiler():
+    """Each step under torch.profiler, which asks for the GPU's part too."""
+    torch = torch_module()
+    from torch.profiler import ProfilerActivity, profile
+
+    weights = torch.randn(1024, 1024, device="cuda")
+
+    def step(i):
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            result = (weights @ weights.roll(i)).relu()
+            torch.cuda.synchronize()
+        if "aten::matmul" not in {event.name for event in profiled.events()}:
+            raise RuntimeError("the profiler saw nothing of the CPU's part")
+        return result
+
+    return step
+
+
 @workload("sdpa-bf16")
 def sdpa():
     torch = torch_module()

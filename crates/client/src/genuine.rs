@@ -16,7 +16,7 @@ use rekindle_protocol::client::ToWorker;
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::{exports, is_traced};
 use crate::report::report;
-use crate::{connect, control, session, tables, visible};
+use crate::{connect, control, found_first, session, tables, visible};
 
 /// The id of a table.
 pub type TableId = [u8; 16];
@@ -65,6 +65,11 @@ pub fn open_in_background(path: Option<&str>, devices: &[DeviceInfo]) {
 
 fn open(path: &str, visible: &[CString]) -> Driver {
     let Ok(name) = CString::new(path) else { return Driver::Failed(format!("{path:?} is no file name")) };
+    if let Err(error) = found_first::map() {
+        report(format_args!(
+            "a profiler would find the real driver and attach itself to it, after which no checkpoint is possible: {error}"
+        ));
+    }
     // SAFETY: the worker named the real driver's library; opening it runs its own initialisers only.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {

@@ -36,6 +36,7 @@ mod export;
 mod exports;
 mod first_pages;
 mod fork;
+mod found_first;
 mod genuine;
 mod graph;
 mod green;

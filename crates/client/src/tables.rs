@@ -10,7 +10,8 @@
 //! All other entries stay the driver's own. What these do was measured on driver 580.
 //!
 //! CUPTI, by which profilers see kernels, asks for four more tables. A program that has them can no longer be detached
-//! from the driver, and sees no kernels all the same, since those run in the worker: they [are not given](is_profilers).
+//! from the driver, and sees no kernels all the same, since those run in the worker: they [are not given](is_profilers), and
+//! CUPTI does not find the driver [by itself](crate::found_first).
 
 use std::collections::HashMap;
 use std::ffi::c_void;
