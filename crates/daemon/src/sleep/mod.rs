@@ -13,7 +13,7 @@
 //! The CPU half goes on running; only what needs the GPU waits. The worker's process stays as a keeper of the client's
 //! socket (and, at level `gpu`, of descriptors of the memory), so that a sleeping program outlives the daemon. The record
 //! says `asleep` from before the worker lets go until after the next one has taken over: [`crate::sleep::wake::settle`] tells
-//! which of the two was reached when a daemon died in between.
+//! which of the two was reached when a daemon died in between. The record names the next worker before the keeper ends.
 
 pub mod wake;
 
