@@ -5,6 +5,7 @@ begins from a framework's image. Some images are of a program that goes on, and 
 forgets which page files it maps, as one that an earlier version has restored.
 """
 
+import contextlib
 import errno
 import os
 import random
@@ -94,16 +95,24 @@ class Chain:
         self.rekindle("run", "-d", "--name", self.name, "--from", self.framework, "--", "app")
 
     def go(self):
-        self.orders.send(f"go {self.random.getrandbits(48)} {self.random.choice([1, 5, 20, 60])}")
+        order = f"go {self.random.getrandbits(48)} {self.random.choice([1, 5, 20, 60])}"
+        with self.told_where():
+            self.orders.send(order)
 
-    def heed(self):
+    @contextlib.contextmanager
+    def told_where(self):
+        """Who finds the program silent is told in which state it is."""
         try:
-            text = self.orders.answer()
+            yield
         except WentWrong as error:
             row = self.rekindle.sandbox(self.name)
             raise WentWrong(
                 f"{error}; it is {row['state']}, exit code {row['exit_code']}, problem {row['problem']}; {self.stands(row['pid'])}"
             ) from None
+
+    def heed(self):
+        with self.told_where():
+            text = self.orders.answer()
         word, *rest = text.split()
         if word != "ok":
             raise WentWrong(text)

@@ -446,7 +446,8 @@ impl Worker {
         while self.ended().is_none()
             && began.elapsed() < DEATH
             && self.pid() > 0
-            && ending::is_dying(self.pid())
+            // Or gone, and its end not noted yet.
+            && (ending::is_dying(self.pid()) || !process::is_alive(self.pid()))
         {
             std::thread::sleep(Duration::from_millis(5));
         }
