@@ -87,8 +87,8 @@ def test_features_at_rest_go_on(rekindle, name):
     go = rekindle.root / "go"
     rekindle("run", "-d", "--mend", "--name", name, "--gpu", rekindle.gpu, "--", sys.executable, FEATURES / f"{name}.py", go)
     assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)
-    # At rest a base follows within 50 ms, but for programs that have asked for what none covers.
-    at_rest = lambda mending: mending["on"] and (mending["journal_bytes"] == 0 or mending["base_age_ms"] > 500)
+    # At rest a base follows that has all it has asked for.
+    at_rest = lambda mending: mending["on"] and mending["journal_bytes"] == 0
     rekindle.wait(lambda: at_rest(rekindle.sandbox(name)["mending"]), "a base with all that it has asked for")
     (worker,) = rekindle.sandbox(name)["workers"]
     os.kill(worker, signal.SIGKILL)

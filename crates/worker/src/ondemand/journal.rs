@@ -308,6 +308,11 @@ impl Journal {
         self.page().based.load(Ordering::Acquire) as usize
     }
 
+    /// How many bytes are kept of what was asked for since the base was taken.
+    pub(super) fn since_base(&self) -> usize {
+        self.bytes().saturating_sub(self.based_at())
+    }
+
     /// Entries that last: where each is, how many bytes of it are kept, and with which flags.
     fn lasting(&self) -> Vec<(usize, usize, u32)> {
         let mut last = HashMap::new();

@@ -232,7 +232,7 @@ impl MendState {
         if !journal.begin_behind((!anew).then_some(before), ticket) {
             return Err(MendObstacle::NoRoom);
         }
-        let journal_bytes = journal.bytes() as u64;
+        let journal_bytes = journal.since_base() as u64;
         let base_bytes = rows.iter().map(|(row, _)| row.bytes()).sum();
         let rows = rows.into_iter().map(|(row, _)| row).collect();
         let about = BaseDescription { device: index, bytes, on_host, rows, image };

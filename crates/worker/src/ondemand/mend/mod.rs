@@ -180,7 +180,7 @@ impl Mend {
             Kind::To { .. } | Kind::Staged { .. } => self.note(ring, record, &[0; 8], &[], Flags::default()),
         };
         match noted {
-            Ok(()) => self.keep.ledger.note_journal(self.keep.current().bytes() as u64),
+            Ok(()) => self.note_journal(),
             Err(lapse) => self.lapse(client, lapse),
         }
     }
@@ -247,7 +247,10 @@ impl Mend {
                     self.is_used && tells(record.opcode, answer) && self.waited.as_ref() != Some(&wait);
                 match answer.is_none() || orders {
                     true => self.waited = Some(wait),
-                    false => self.keep.journal().put_back_admitted(),
+                    false => {
+                        self.keep.journal().put_back_admitted();
+                        self.note_journal();
+                    }
                 }
             }
             Kind::Allocate => {
@@ -272,6 +275,10 @@ impl Mend {
             }
             _ => {}
         }
+    }
+
+    fn note_journal(&self) {
+        self.keep.ledger.note_journal(self.keep.current().since_base() as u64);
     }
 
     /// Gives the GPU memory of bases back, for the program needs it; false if there is none.
