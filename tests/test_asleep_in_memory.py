@@ -69,7 +69,7 @@ def holders(rekindle):
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if re.search(rf"{rekindle.run_root}/asleep/\w+/chunks", (path / "maps").read_text()):
+            if re.search(rf"{rekindle.run_root}/asleep/\w+/chunks".encode(), (path / "maps").read_bytes()):
                 found.add(int(path.name))
         except OSError:
             pass

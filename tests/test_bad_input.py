@@ -355,6 +355,26 @@ def test_a_program_that_comes_to_the_gate_between_two_daemons_waits(rekindle):
     assert rekindle.wait_end("late")[-3:] == ["1", "2", "3"]
 
 
+def test_a_process_that_comes_as_the_next_daemon_starts_takes_nothing_from_the_others(rekindle):
+    go, bump = rekindle.root / "go", ROOT / "crates/cli/tests/programs/bump.py"
+    rekindle.run("two", "sh", "-c", f"{sys.executable} {bump} & while [ ! -e {go} ]; do sleep 0.01; done; exec {sys.executable} {bump}")
+    rekindle.wait_lines("two", 3)
+    log = log_of_the_only_program(rekindle)
+    kill_daemon(rekindle)
+    rekindle.environment["REKINDLE_FAULT"] = "workers-sought:hang"
+    asks = rekindle.begin("ps")
+    rekindle.reached("workers-sought")
+    go.touch()
+    rekindle.wait(lambda: "no daemon runs" in log.read_text() or log.read_text().count("\n1\n") == 1, "the second one to ask for a GPU")
+    rekindle.let_go("workers-sought")
+    asks.end()
+    rekindle.wait(lambda: len(rekindle.sandbox("two")["workers"]) == 2, "both to have workers")
+    assert rekindle.sandbox("two")["problem"] is None
+    rekindle("checkpoint", "two", "--to", "image", "--stop")
+    rekindle.restore("image", "again")
+    assert len(rekindle.sandbox("again")["workers"]) == 2
+
+
 @pytest.mark.parametrize("mebibytes", [1, 6, 12, 16, 20, 23, 26])
 def test_a_full_disk_undoes_the_checkpoint_in_every_phase(rekindle, mebibytes):
     """A real file system with so much room and no more: the checkpoint fails with one sentence, the program goes on."""

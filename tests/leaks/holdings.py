@@ -20,7 +20,7 @@ def processes(rekindle):
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if str(rekindle.root).encode() in (path / "environ").read_bytes():
-                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     # What has ended in between has no words any more.
     return {pid: command for pid, command in found.items() if command}
 
@@ -30,10 +30,10 @@ def unreaped(parent):
     found = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, above = path.read_text().rsplit(")", 1)[1].split()[:2]
+            state, above = path.read_bytes().rsplit(b")", 1)[1].split()[:2]
         except OSError:
             continue
-        found += state == "Z" and int(above) == parent
+        found += state == b"Z" and int(above) == parent
     return found
 
 
@@ -42,7 +42,7 @@ def inside(rekindle):
     found, own = 0, os.readlink("/proc/self/ns/mnt")
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            found += os.readlink(path / "ns/mnt") != own and rekindle.run_root.name in (path / "mountinfo").read_text()
+            found += os.readlink(path / "ns/mnt") != own and rekindle.run_root.name.encode() in (path / "mountinfo").read_bytes()
     return found
 
 

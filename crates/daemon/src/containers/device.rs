@@ -86,13 +86,13 @@ pub fn adopt(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
         build.put_into(&sandbox.run_directory)?;
         sandbox.claim()?;
     }
-    AdmissionSocket::open(sandbox, wake::knocked)?;
     sandbox.reconnect_workers();
     if sandbox.record().state == State::Restoring {
         sandbox.live_workers().iter().for_each(|worker| sandbox.end_worker(worker));
         sandbox.report_problem("the daemon died while a container was being restored onto this".to_string());
     }
     wake::settle(daemon, sandbox);
+    AdmissionSocket::open(sandbox, wake::knocked)?;
     describe(sandbox)?;
     sandbox.is_up()
 }

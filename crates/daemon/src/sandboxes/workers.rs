@@ -13,6 +13,7 @@ use super::Sandbox;
 use crate::caches::Priority;
 use crate::contexts::Share;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::host::process::is_alive;
 use crate::sandboxes::record::{Record, WorkerRecord};
 use crate::workers::{Address, OnEnd, OnLoss, Worker};
@@ -141,6 +142,7 @@ impl Sandbox {
 
     /// Finds the workers of an earlier daemon again; those that are gone are told of.
     pub fn reconnect_workers(self: &Arc<Sandbox>) {
+        fault::pass("workers-sought");
         let Record { workers, tenant, .. } = self.record();
         for WorkerRecord { number, client, slice } in workers {
             let address = self.worker_address(number);

@@ -196,12 +196,13 @@ impl Daemon {
         }
         match (record.state, found) {
             (state, Ok(Adopted::Running(cpu))) => {
-                if let Err(error) = AdmissionSocket::open(sandbox, wake::knocked) {
-                    sandbox.report_problem(format!("no further process can use the GPU: {error}"));
-                }
                 sandbox.reconnect_workers();
                 wake::settle(self, sandbox);
                 migration::settle(sandbox);
+                // Who comes from now on finds all workers known, and whose they are.
+                if let Err(error) = AdmissionSocket::open(sandbox, wake::knocked) {
+                    sandbox.report_problem(format!("no further process can use the GPU: {error}"));
+                }
                 nodes::keep(sandbox, &record, &cpu);
                 network::adopt(&self.publisher, sandbox, Some(cpu.init_pid()));
                 if let Err(error) = sandbox.runs(cpu).and_then(|()| sandbox.is_up()) {
