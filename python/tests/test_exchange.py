@@ -70,6 +70,13 @@ class Both:
         ref.drop()
 
     @rekindle.method()
+    def fault(self):
+        class Nowhere:
+            __cuda_array_interface__ = {"shape": (4,), "typestr": "<i4", "data": (1 << 40, False), "version": 2}
+
+        doubled(cuda.as_cuda_array(Nowhere())).copy_to_host()
+
+    @rekindle.method()
     def take_all_memory(self):
         try:
             cuda.device_array(cuda.current_context().get_memory_info().total, "uint8")
@@ -244,6 +251,22 @@ def test_apps_of_one_tenant_have_each_others_arrays_in_one_context():
         pair.end("ours-Giver")
         assert taker.total.remote(ref) == TOTAL
         assert numpy.array_equal(taker.held.remote()[0], GIVEN)
+
+
+def test_who_has_just_handed_on_outlives_the_context_at_rest():
+    with pair_with() as pair:
+        giver, taker = pair.deploy(share="us", classes=("Giver", "Taker", "Faulty"))
+        faulty = package.Cls.from_name("hand", "Faulty")()
+        held, other = giver.give.remote(COUNT), giver.give.remote(COUNT)
+        assert taker.total.remote(other) == TOTAL
+        programs = [pair.rekindle.sandbox(f"hand-{name}-1") for name in ("Giver", "Taker")]
+        with pytest.raises(package.Error):
+            faulty.fault.remote()
+        assert taker.total.remote(held) == taker.total.remote(other) == TOTAL
+        assert taker.total.remote(giver.give.remote(COUNT)) == TOTAL
+        for before in programs:
+            after = pair.rekindle.sandbox(before["name"])
+            assert (after["pid"], after["problem"]) == (before["pid"], None) and after["workers"] != before["workers"]
 
 
 def test_a_memory_daemon_that_is_killed_takes_what_nobody_has():

@@ -71,9 +71,10 @@ impl Exchange {
         self.held.contains_key(&address)
     }
 
-    /// Arrays of others are mapped, or are being talked about, or there is memory for them.
+    /// Arrays of others are mapped, or are being talked about. Memory that is kept for the next one is nothing that a program
+    /// would miss.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.held.is_empty() || self.talks > 0 || self.keeps()
+        !self.held.is_empty() || self.talks > 0
     }
 
     fn keeps(&self) -> bool {
