@@ -25,6 +25,9 @@ demo: setup build ## Train, checkpoint, kill, restore: the losses go on bit for 
 
 test: unit system ## Every test
 
+# The interpreter itself, and no script that looks for one.
+unit: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+unit: export RUST_TEST_THREADS := $(TESTS_AT_ONCE)
 unit: setup build ## Tests of the crates
 	scripts/containers
 	$(CARGO) test --release --locked --workspace

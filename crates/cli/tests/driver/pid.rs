@@ -95,7 +95,7 @@ fn memory_that_processes_share_comes_back_shared() {
 fn what_went_to_a_pipe_goes_to_the_log_after_a_restore() {
     let rekindle = Rekindle::new();
     let mut command = Command::new(COUNTER[0]);
-    command.args(&COUNTER[1..]).stdin(Stdio::null()).stdout(Stdio::piped());
+    command.args(&COUNTER[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut program = Program::spawn(&mut command);
     let mut pipe = program.stdout.take().unwrap();
     let mut first = [0];

@@ -122,7 +122,8 @@ mod tests {
 
     use super::*;
 
-    const INPUT: u64 = 0x6000_0000_0000;
+    /// Where no other test of this process has memory.
+    const INPUT: u64 = rekindle_device::PROGRAM_RANGE.end;
 
     /// The device's hash of `bytes`, for each input of so many of them.
     fn on_device(bytes: &[u8], input: u64, together: bool) -> Vec<ContentHash> {
