@@ -124,9 +124,10 @@ def setup():
     has = call("cuGraphAddChildGraphNode", outer, [], 0, graph)
     inside = call("cuGraphChildGraphNodeGetGraph", has)
     assert int(call("cuGraphChildGraphNodeGetGraph", has)) == int(inside)
-    inner = [node for node in call("cuGraphGetNodes", inside, 8)[0] if int(node) and int(call("cuGraphNodeGetType", node)) == 2]
+    nodes = [node for node in call("cuGraphGetNodes", inside, 8)[0] if int(node)]
+    copied, inner = ([node for node in nodes if int(call("cuGraphNodeGetType", node)) == kind] for kind in (1, 2))
     call("cuGraphMemsetNodeSetParams", inner[0], fill(70))
-    call("cuGraphAddKernelNode", inside, [], 0, kernel(b, 0.0))
+    call("cuGraphAddKernelNode", inside, copied, len(copied), kernel(b, 0.0))
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.dot"
