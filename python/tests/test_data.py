@@ -68,8 +68,11 @@ def test_an_object_that_changes_while_it_is_read_is_not_mixed_up():
     with node_with(REKINDLE_FAULT="data-piece:hang") as node:
         place, url = node.file(numbers(5))
         sums = node.deploy(url)
-        call = sums.total.spawn()
+        launched = Path(node.deployer.mark("launched"))
+        call = sums.total.spawn(str(launched))
         node.rekindle.reached("data-piece")
+        # Else what the daemon asked for ahead fails, and the call finds the new one.
+        node.rekindle.wait(launched.exists, "the launch")
         # Another file of the same size takes its place.
         array = numbers(6)
         place.rename(place.with_suffix(".old"))
