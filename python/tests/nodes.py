@@ -53,6 +53,15 @@ class Node:
         self.deployer.app("sums", source)
         return package.Cls.from_name("sums", "Sum")()
 
+    def waiting(self, sums):
+        """A call whose kernel waits for the array, pieces of which are held (`data-piece:hang`)."""
+        launched = Path(self.deployer.mark("launched"))
+        call = sums.total.spawn(str(launched))
+        self.rekindle.reached("data-piece")
+        # Until then the daemon alone has asked for the array, ahead.
+        self.rekindle.wait(launched.exists, "the launch")
+        return call
+
     def file(self, array):
         place = self.rekindle.root / "numbers"
         place.write_bytes(array.tobytes())

@@ -39,12 +39,7 @@ def test_the_array_is_there_before_its_bytes_and_work_waits_for_them():
     with node_with(REKINDLE_FAULT="data-piece:hang") as node:
         array = numbers(3)
         _, url = node.file(array)
-        sums = node.deploy(url)
-        launched = Path(node.deployer.mark("launched"))
-        call = sums.total.spawn(str(launched))
-        node.rekindle.reached("data-piece")
-        # The kernel that names the array is launched, and nothing of that is there.
-        node.rekindle.wait(launched.exists, "the launch")
+        call = node.waiting(node.deploy(url))
         assert not call.done() and not node.fetched()
         node.rekindle.let_go("data-piece")
         assert call.get(timeout=60) == expected(array)
@@ -68,11 +63,7 @@ def test_an_object_that_changes_while_it_is_read_is_not_mixed_up():
     with node_with(REKINDLE_FAULT="data-piece:hang") as node:
         place, url = node.file(numbers(5))
         sums = node.deploy(url)
-        launched = Path(node.deployer.mark("launched"))
-        call = sums.total.spawn(str(launched))
-        node.rekindle.reached("data-piece")
-        # Else what the daemon asked for ahead fails, and the call finds the new one.
-        node.rekindle.wait(launched.exists, "the launch")
+        call = node.waiting(sums)
         # Another file of the same size takes its place.
         array = numbers(6)
         place.rename(place.with_suffix(".old"))

@@ -90,8 +90,7 @@ def test_an_object_of_another_version_is_refused_by_its_tag():
     with Store() as store, node_with(REKINDLE_FAULT="data-piece:hang") as node:
         store.objects["/numbers"] = numbers(5).tobytes()
         sums = node.deploy(f"{store.url}/numbers")
-        call = sums.total.spawn()
-        node.rekindle.reached("data-piece")
+        call = node.waiting(sums)
         store.objects["/numbers"] = numbers(6).tobytes()
         node.rekindle.let_go("data-piece")
         with pytest.raises(package.DataChangedError):
