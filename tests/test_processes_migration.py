@@ -239,7 +239,8 @@ def test_a_worker_that_dies_here_leaves_the_others_here():
         here.reached("quiesced")
         os.kill(scene.workers("a")[1], signal.SIGKILL)
         here.let_go("quiesced")
-        with pytest.raises(CommandError, match="worker"):
+        # A daemon that has not started a worker does not see how it ended, and its process may have ended too by then.
+        with pytest.raises(CommandError, match=r"worker|process \d+ of the program ended"):
             moving.end()
         scene.goes_on("a", [0])
         assert not [row for row in there.sandboxes() if row["pid"]]
