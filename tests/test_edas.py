@@ -55,7 +55,8 @@ def test_every_way_answers_every_request_rightly(tmp_path):
     sizes = sum(row["bytes"] for row in found["prepared"].values())
     assert found["runs"]["rekindle"]["fetched_bytes"] == sizes and found["runs"]["rekindle-image"]["fetched_bytes"] == 0
     assert found["runs"]["fixed 0.002 GB"]["fetched_bytes"] > sizes
-    assert {"running", "asleep-gpu", "asleep-host", "image", "store"} == set(found["stages"]["seconds"])
+    assert {"running", "in a row", "asleep-gpu", "asleep-host", "image", "store"} == set(found["stages"]["seconds"])
+    assert {"running", "in a row"} == set(found["stages"]["native"])
 
 
 def test_a_wrong_answer_is_told_from_a_right_one():

@@ -2,6 +2,7 @@
 GPU memory."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -16,6 +17,10 @@ import rekindle
 
 HERE = Path(__file__).resolve().parent
 ENDED = {"exited", "killed", "stopped", "failed"}
+# How many answers one after the other.
+IN_A_ROW = 5
+# Seconds before a request that finds an instance at rest.
+PAUSE = 0.3
 
 
 def service(name):
@@ -195,8 +200,32 @@ def stages(instance, name, callers, rounds, left):
                     start = time.perf_counter()
                     callers.answer(name, 0)
                     rows.setdefault(stage, []).append(time.perf_counter() - start)
+                    if stage == "running":
+                        rows.setdefault("in a row", []).extend(in_a_row(lambda: callers.answer(name, 0)))
     except Exception as error:
         rows["error"] = f"{type(error).__name__}: {error}"[-1000:]
+    return rows
+
+
+def in_a_row(answer):
+    """Seconds of answers one after the other."""
+    marks = [time.perf_counter()]
+    for _ in range(IN_A_ROW):
+        answer()
+        marks.append(time.perf_counter())
+    return [end - start for start, end in itertools.pairwise(marks)]
+
+
+def native_stages(answer, rounds):
+    """As `stages`, of an instance of a baseline that has its data: after a pause, and in a row."""
+    rows = {"running": [], "in a row": []}
+    answer()
+    for _ in range(2 * rounds):
+        time.sleep(PAUSE)
+        start = time.perf_counter()
+        answer()
+        rows["running"].append(time.perf_counter() - start)
+        rows["in a row"] += in_a_row(answer)
     return rows
 
 
@@ -207,4 +236,4 @@ def come_to(instance, name, stage):
     instance.wait(lambda: [one["stage"] for one in row_of(instance, name)["instances"]] == wanted, f"{name} to be {stage}", limit=30)
     serve(instance, name, "--idle", "1h", "--idle-end", "1h")
     instance.wait(lambda: any(one["ready"] for one in instance.json("ps")["pool"]), "a worker", limit=20)
-    time.sleep(0.3)
+    time.sleep(PAUSE)

@@ -52,8 +52,9 @@ def figures(results):
         lines += ["", *head("run", "a request found", "requests", "mean", "of that"), *stages(runs)]
         if measured := result.get("stages"):
             values = {stage: times for stage, times in measured["seconds"].items() if stage != "error"}
-            lines += ["", *head(f"an answer of {measured['function']}", *values)]
-            lines.append(row("ms", *(ms(statistics.median(times)) for times in values.values())))
+            lines += ["", *head(f"an answer of {measured['function']}, ms", *values)]
+            for of, times in (("rekindle", values), *((("native", measured["native"]),) if "native" in measured else ())):
+                lines.append(row(of, *(ms(statistics.median(times[stage])) if stage in times else "–" for stage in values)))
         for name, why in [*result["left_out"].items(), *((label, run["error"]) for label, run in result["runs"].items() if "summary" not in run)]:
             lines += ["", f"Not measured: {name}: {why.strip().splitlines()[-1][:200]}"]
     return lines

@@ -39,6 +39,8 @@ use super::{CheckpointRequest, Purpose};
 /// How long a program is waited for whose GPU always has something to do: longer than most steps of a training run.
 const MOMENT_LIMIT: Duration = Duration::from_millis(500);
 const ANSWER_SLACK: Duration = Duration::from_secs(2);
+/// For how long at most a program that goes on has the machine to itself before its image is written.
+const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
 /// CRIU counts in these.
 const PAGE: u64 = 4096;
 
@@ -250,11 +252,12 @@ impl<'a> Attempt<'a> {
             }
             Some(standing) => standing.end(),
         }
-        let stopped_us = stopped.elapsed().as_micros() as u64;
+        let stopped = stopped.elapsed();
         drop(pause);
         // Nothing stays protected unless it is of use to the next image.
         let pre_copy = pre_copy.filter(|_| self.last_image.is_some() && patience().is_some());
         if self.request.leave_running {
+            self.let_catch_up(stopped);
             let (drained, taken) = std::thread::scope(|scope| {
                 let drained = scope.spawn(|| self.drain(&draft));
                 let taken = giving_way(BESIDE_A_PROGRAM, || self.take_cpu(&draft, &scratch.path));
@@ -267,7 +270,15 @@ impl<'a> Attempt<'a> {
             self.keep_last(pre_copy);
         }
         fault::point("committed")?;
-        Ok(AttemptReport { stopped_us, gpu_processes })
+        Ok(AttemptReport { stopped_us: stopped.as_micros() as u64, gpu_processes })
+    }
+
+    /// Whoever asked the program for something while it stood still is answered first: what writes the image would slow that
+    /// down.
+    fn let_catch_up(&self, stopped: Duration) {
+        if matches!(self.request.purpose, Purpose::Image) {
+            self.timeline.time("catch up", || std::thread::sleep(stopped.min(CATCH_UP_LIMIT)));
+        }
     }
 
     /// Takes the driver's half out of the program while that runs. What cannot be taken so is when it stands still.
