@@ -42,6 +42,22 @@ class Client(threading.Thread):
             connection.close()
 
 
+@pytest.mark.parametrize("first", ["near", "far"])
+def test_a_program_whose_own_connections_have_just_ended_comes_back(rekindle, first):
+    """The kernel keeps their ports for a minute, which its sockets want again."""
+    go = rekindle.root / "go"
+    rekindle.run("program", sys.executable, NETWORK / "within.py", go, first)
+    rekindle.wait_lines("program", 1)
+    rekindle("checkpoint", "program", "--to", "image", "--leave-running")
+    for name in ("program", "again", "and-again"):
+        go.touch()
+        rekindle.wait(lambda name=name: not rekindle.sandbox(name)["pid"], f"the end of {name}")
+        assert rekindle.lines(name)[-1] == "done"
+        go.unlink()
+        if name != "and-again":
+            rekindle.restore("image", {"program": "again", "again": "and-again"}[name])
+
+
 def test_no_request_fails_over_a_checkpoint_that_leaves_the_server_running(rekindle):
     rekindle.run("server", sys.executable, NETWORK / "server.py")
     port = int(rekindle.wait_lines("server", 1)[0])

@@ -258,6 +258,25 @@ for _size, _count in (("", 1 << 24), ("-large", 1 << 27)):
     workload(f"copy-two{_size}")(two_tensors(_count, copied=True))
 
 
+@workload("split-two")
+def split_two():
+    """Training of a model whose first half is on one GPU and whose second half is on the other."""
+    torch = torch_module()
+    layers = lambda n: torch.nn.Sequential(*(torch.nn.TransformerEncoderLayer(512, 8, 2048, 0.0, batch_first=True) for _ in range(4))).to(f"cuda:{n}")
+    first, second = layers(0), layers(1)
+    optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()], 1e-4)
+    x, y = torch.randn(8, 128, 512, device="cuda:0"), torch.randn(8, 128, 512, device="cuda:1")
+
+    def step(i):
+        optimizer.zero_grad()
+        loss = (second(first(x).to("cuda:1")) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 @workload("nccl-threads", NCCL_NVLS_ENABLE="0")
 def nccl_threads():
     """NCCL between two GPUs of one process."""
@@ -283,6 +302,7 @@ def nccl_processes():
     directory = tempfile.mkdtemp()
     read, write = os.pipe()
     rank = 0 if os.fork() else 1
+    os.close(write if rank else read)
     torch.cuda.set_device(rank)
     store = torch.distributed.FileStore(f"{directory}/store", 2)
     torch.distributed.init_process_group("nccl", store=store, rank=rank, world_size=2)
@@ -294,8 +314,9 @@ def nccl_processes():
         return x.cpu().numpy()
 
     while rank:
-        if os.read(read, 1):
-            reduced()
+        if not os.read(read, 1):
+            os._exit(0)
+        reduced()
 
     def step(i):
         os.write(write, b"x")

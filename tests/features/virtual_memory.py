@@ -11,6 +11,10 @@ def setup():
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = 0
     grain = call("cuMemGetAllocationGranularity", properties, driver.CUmemAllocationGranularity_flags(0))
+    # Who asks for memory on the host may go without it, and asks for its pieces first, as NCCL does.
+    host = driver.CUmemAllocationProp()
+    host.type, host.location.type = properties.type, driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+    assert call("cuMemGetAllocationGranularity", host, driver.CUmemAllocationGranularity_flags(0)) > 0
     base = int(call("cuMemAddressReserve", 8 * grain, 0, 0, 0))
     access = driver.CUmemAccessDesc()
     access.location = properties.location

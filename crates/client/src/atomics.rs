@@ -1,6 +1,7 @@
 //! Which atomic operations the links of a device take.
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE};
+use rekindle_device::GpuKind;
 use rekindle_protocol::operation::HostAtomics;
 
 use crate::abi::{In, Out, Result};
@@ -39,8 +40,8 @@ exports! {
             return Err(CUDA_ERROR_INVALID_DEVICE);
         }
         let operations = wanted(out, operations, count)?;
-        // Devices whose memory is reached are emulated ones, which have it as they have the host's.
-        let found = match can_reach(from, to)? {
+        // Emulated ones have each other's memory as they have the host's.
+        let found = match info(from.into())?.kind == GpuKind::Emulated && can_reach(from, to)? {
             true => {
                 context::open(from)?;
                 lane::ask(&HostAtomics { device: from, operations })?

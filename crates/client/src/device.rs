@@ -16,6 +16,10 @@ pub fn info(device: i32) -> Result<&'static DeviceInfo> {
 /// `CU_DEVICE_ATTRIBUTE_MAX` of CUDA 13.0.
 const ATTRIBUTES: i32 = 148;
 
+/// What a GPU has and a program here does not: GPUDirect RDMA with mapped memory and without, DMA buffers, fabric handles,
+/// multicast objects. Libraries such as NCCL go without what they are not told of.
+const WITHOUT: [i32; 5] = [110, 116, 124, 128, 132];
+
 /// An attribute, 0 where the device does not have it.
 pub fn attribute(device: u8, attribute: i32) -> Result<i32> {
     Ok(info(device.into())?.attribute(attribute).unwrap_or(0))
@@ -23,8 +27,7 @@ pub fn attribute(device: u8, attribute: i32) -> Result<i32> {
 
 /// Whether one device's kernels may use the other's memory.
 pub fn can_reach(from: u8, to: u8) -> Result<bool> {
-    let (from, to) = (info(from.into())?, info(to.into())?);
-    Ok(from.index != to.index && from.kind == rekindle_device::GpuKind::Emulated && from.kind == to.kind)
+    Ok(session::get()?.welcome.reaches.contains(&(from, to)))
 }
 
 fn pair(from: i32, to: i32) -> Result<(u8, u8)> {
@@ -83,6 +86,7 @@ exports! {
     ready fn cuDeviceGetAttribute(out: Out<i32>, attribute: i32, device: i32) {
         let info = info(device)?;
         match info.attribute(attribute) {
+            Some(_) if WITHOUT.contains(&attribute) => out.put(0),
             Some(value) => out.put(value),
             None if (1..ATTRIBUTES).contains(&attribute) => out.put(0),
             None => Err(CUDA_ERROR_INVALID_VALUE),

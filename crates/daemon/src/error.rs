@@ -97,7 +97,9 @@ pub enum Error {
     #[error("process {pid} ended while the program, of which it used a GPU, was to be checkpointed")]
     UserEnded { pid: i32 },
 
-    #[error("no GPU is named {given:?}; use `emulated`, `nvidia` or `nvidia:INDEX`")]
+    #[error(
+        "no GPU is named {given:?}; use `emulated`, `nvidia`, `nvidia:INDEX` or, for several, `nvidia:0,1`"
+    )]
     BadGpu { given: String },
 
     #[error("this machine has no NVIDIA GPU for {gpu:?}; use `emulated`, or see `rekindle doctor`")]

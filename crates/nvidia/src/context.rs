@@ -20,8 +20,9 @@ thread_local! {
 }
 
 impl NvidiaDevice {
-    /// Makes the primary context (or joins it) and learns what only a context tells.
-    pub fn open(driver: Arc<Driver>, mut info: DeviceInfo) -> Result<NvidiaDevice> {
+    /// Makes the primary context (or joins it) and learns what only a context tells. The GPUs of these ordinals have access to
+    /// its memory, too.
+    pub fn open(driver: Arc<Driver>, mut info: DeviceInfo, reached_by: Vec<i32>) -> Result<NvidiaDevice> {
         let mut ordinal = 0;
         let mut context = 0;
         let (mut least, mut greatest) = (0, 0);
@@ -49,6 +50,7 @@ impl NvidiaDevice {
             context,
             info,
             ordinal,
+            reached_by,
             granularity: granularity as u64,
             modules,
             imported: Imported::default(),

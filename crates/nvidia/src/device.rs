@@ -30,6 +30,8 @@ pub struct NvidiaDevice {
     pub(crate) context: u64,
     pub(crate) info: DeviceInfo,
     pub(crate) ordinal: i32,
+    /// The ordinals of other GPUs of the program, which have access to its memory.
+    pub(crate) reached_by: Vec<i32>,
     pub(crate) granularity: u64,
     pub(crate) modules: Modules,
     pub(crate) imported: Imported,

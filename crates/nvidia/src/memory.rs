@@ -93,9 +93,12 @@ impl NvidiaDevice {
             Access::Read => 1,
             Access::ReadWrite => 3,
         };
-        let location = sys::Location { kind: sys::LOCATION_DEVICE, id: self.ordinal };
-        let description = sys::AccessDescription { location, flags };
-        ask!(self, cuMemSetAccess(address, bytes as usize, &description, 1))
+        let describe = |id: &i32| sys::AccessDescription {
+            location: sys::Location { kind: sys::LOCATION_DEVICE, id: *id },
+            flags,
+        };
+        let who: Vec<_> = std::iter::once(&self.ordinal).chain(&self.reached_by).map(describe).collect();
+        ask!(self, cuMemSetAccess(address, bytes as usize, who.as_ptr(), who.len()))
     }
 
     /// Registers host memory, which the GPU is to see at its own address.

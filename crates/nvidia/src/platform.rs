@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED, CuResult};
+use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::{Device, DeviceInfo, GpuKind, Placement, Platform, Result};
 
 use crate::device::NvidiaDevice;
@@ -22,6 +22,8 @@ pub struct NvidiaPlatform {
     driver: Arc<Driver>,
     version: i32,
     devices: Vec<DeviceInfo>,
+    /// The GPUs that one program has.
+    together: Vec<usize>,
     open: Mutex<Vec<Option<Arc<NvidiaDevice>>>>,
 }
 
@@ -43,7 +45,35 @@ impl NvidiaPlatform {
         let devices =
             (0..count).map(|index| describe(&driver, index)).collect::<Result<Vec<_>>>().map_err(start)?;
         let open = Mutex::new(vec![None; devices.len()]);
-        Ok(NvidiaPlatform { driver: Arc::new(driver), version, devices, open })
+        Ok(NvidiaPlatform { driver: Arc::new(driver), version, devices, together: Vec::new(), open })
+    }
+
+    /// For a program that has these GPUs: memory of one can be reached by those of them that reach it.
+    pub fn of_one_program(self, gpus: &[usize]) -> NvidiaPlatform {
+        NvidiaPlatform { together: gpus.to_vec(), ..self }
+    }
+
+    /// By which the driver knows a GPU.
+    fn ordinal(&self, index: usize) -> Result<i32> {
+        let mut ordinal = 0;
+        // SAFETY: writes one integer.
+        unsafe { call!(&self.driver, cuDeviceGet(&mut ordinal, index as i32)) }.map(|()| ordinal)
+    }
+
+    /// Whether one GPU can reach the memory of another one.
+    fn can_reach(&self, index: usize, other: usize) -> Result<bool> {
+        let mut can = 0;
+        let (own, other) = (self.ordinal(index)?, self.ordinal(other)?);
+        // SAFETY: as above.
+        unsafe { call!(&self.driver, cuDeviceCanAccessPeer(&mut can, own, other)) }?;
+        Ok(can != 0)
+    }
+
+    /// The ordinals of the program's other GPUs that reach this one's memory.
+    fn reached_by(&self, index: usize) -> Result<Vec<i32>> {
+        let others = self.together.iter().filter(|other| **other != index);
+        let reaching = others.filter(|other| self.can_reach(**other, index) == Ok(true));
+        reaching.map(|other| self.ordinal(*other)).collect()
     }
 
     /// The library in use.
@@ -78,7 +108,8 @@ impl Platform for NvidiaPlatform {
         let device = match place {
             Some(device) => device.clone(),
             None => {
-                let device = Arc::new(NvidiaDevice::open(self.driver.clone(), self.devices[index].clone())?);
+                let (driver, info) = (self.driver.clone(), self.devices[index].clone());
+                let device = Arc::new(NvidiaDevice::open(driver, info, self.reached_by(index)?)?);
                 place.insert(device).clone()
             }
         };
@@ -86,19 +117,8 @@ impl Platform for NvidiaPlatform {
     }
 
     fn reaches(&self, index: usize) -> Vec<[u8; 16]> {
-        let ordinal = |index: usize| {
-            let mut ordinal = 0;
-            // SAFETY: writes one integer.
-            unsafe { call!(&self.driver, cuDeviceGet(&mut ordinal, index as i32)) }.map(|()| ordinal)
-        };
-        let reached = |other: usize| {
-            let mut can = 0;
-            let (own, other) = (ordinal(index)?, ordinal(other)?);
-            // SAFETY: as above.
-            unsafe { call!(&self.driver, cuDeviceCanAccessPeer(&mut can, own, other)) }?;
-            Ok::<_, CuResult>(can != 0)
-        };
-        let is_reached = |(other, _): &(usize, &DeviceInfo)| *other == index || reached(*other) == Ok(true);
+        let is_reached =
+            |(other, _): &(usize, &DeviceInfo)| *other == index || self.can_reach(index, *other) == Ok(true);
         self.devices.iter().enumerate().filter(is_reached).map(|(_, info)| info.uuid).collect()
     }
 

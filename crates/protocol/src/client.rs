@@ -74,6 +74,9 @@ pub struct Welcome {
     pub version: u32,
     pub driver_version: i32,
     pub devices: Vec<DeviceInfo>,
+    /// Of which devices the first one's kernels may use the second one's memory.
+    #[serde(default)]
+    pub reaches: Vec<(u8, u8)>,
     /// Path of the real driver library where there is one: the client passes the runtime's genuine tables on from it.
     pub real_driver: Option<String>,
     /// Largest allocation granularity, bytes.

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::netlink::{Netlink, failure, message, next, number};
 use crate::process;
 
 /// The request's and the answers' numbers, of `linux/sock_diag.h` and `linux/unix_diag.h`.
@@ -14,12 +14,9 @@ const SHOW_WAITING: u32 = 8;
 const NAME: u16 = 0;
 const PEER: u16 = 2;
 const WAITING: u16 = 3;
-/// The length of a netlink message's head, of a socket in the list and of an attribute's head.
-const HEAD: usize = 16;
+/// The length of a socket in the list and of an attribute's head.
 const SOCKET: usize = 16;
 const ATTRIBUTE: usize = 4;
-/// A read gets whole messages, and the kernel's are at most this long.
-const PIECE: usize = 1 << 16;
 
 /// A Unix socket of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,31 +32,11 @@ pub struct Unix {
 
 /// All Unix sockets by their inodes.
 pub fn unix() -> io::Result<BTreeMap<u32, Unix>> {
-    // SAFETY: takes three integers and touches no memory of ours.
-    let fd = unsafe {
-        libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_SOCK_DIAG)
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let request = request();
-    // SAFETY: the request is read during the call.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let mut netlink = Netlink::open()?;
+    netlink.send(BY_FAMILY, libc::NLM_F_DUMP, &request())?;
     let mut out = BTreeMap::new();
-    let mut piece = vec![0; PIECE];
-    loop {
-        // SAFETY: at most the piece's length is written to it during the call.
-        let got = unsafe { libc::recv(socket.as_raw_fd(), piece.as_mut_ptr().cast(), piece.len(), 0) };
-        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-        if !read(&piece[..got], &mut out)? {
-            return Ok(out);
-        }
-    }
+    while read(netlink.receive()?, &mut out)? {}
+    Ok(out)
 }
 
 /// The sockets of the processes `ours` that are connected to one of `theirs`, by their inodes, in order.
@@ -76,26 +53,18 @@ pub fn connected(ours: &[i32], theirs: &[i32]) -> io::Result<Vec<u32>> {
 
 /// For all sockets, whatever their state.
 fn request() -> Vec<u8> {
-    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-    let body = [&[libc::AF_UNIX as u8, 0, 0, 0][..], &u32::MAX.to_ne_bytes(), &[0; 4]];
-    let body =
-        [&body.concat()[..], &(SHOW_NAME | SHOW_PEER | SHOW_WAITING).to_ne_bytes(), &[0xff; 8]].concat();
-    let length = (HEAD + body.len()) as u32;
-    let head = [&length.to_ne_bytes()[..], &BY_FAMILY.to_ne_bytes(), &flags.to_ne_bytes(), &[0; 8]];
-    [&head.concat()[..], &body].concat()
+    let body = [&[libc::AF_UNIX as u8, 0, 0, 0][..], &u32::MAX.to_ne_bytes(), &[0; 4]].concat();
+    [&body[..], &(SHOW_NAME | SHOW_PEER | SHOW_WAITING).to_ne_bytes(), &[0xff; 8]].concat()
 }
 
 /// Reads the messages of one answer; whether more come.
 fn read(mut messages: &[u8], out: &mut BTreeMap<u32, Unix>) -> io::Result<bool> {
     let is_last = messages.is_empty();
-    while let Some((kind, body)) = next(&mut messages, HEAD, |head| {
-        (number(&head[..4]) as usize, u16::from_ne_bytes([head[4], head[5]]))
-    }) {
+    while let Some((kind, body)) = message(&mut messages) {
         match i32::from(kind) {
             libc::NLMSG_DONE => return Ok(false),
             libc::NLMSG_ERROR => {
-                let code = body.get(..4).map_or(libc::EIO, |code| -(number(code) as i32));
-                return Err(io::Error::from_raw_os_error(code));
+                return Err(failure(body).unwrap_or_else(|| io::ErrorKind::InvalidData.into()));
             }
             _ => out.extend(one(body)),
         }
@@ -124,22 +93,6 @@ fn one(body: &[u8]) -> Option<(u32, Unix)> {
         }
     }
     Some((number(&socket[4..8]), unix))
-}
-
-/// Takes the next of several things off the front, each with its length and kind in its head and a multiple of four long.
-fn next<'a>(
-    rest: &mut &'a [u8],
-    head: usize,
-    read: impl Fn(&[u8]) -> (usize, u16),
-) -> Option<(u16, &'a [u8])> {
-    let (length, kind) = read(rest.get(..head)?);
-    let body = rest.get(head..length)?;
-    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, body))
-}
-
-fn number(bytes: &[u8]) -> u32 {
-    bytes.try_into().map_or(0, u32::from_ne_bytes)
 }
 
 #[cfg(test)]

@@ -11,12 +11,14 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::descriptors::{Described, FILES, Internet, LISTENS, address};
+use crate::ended_connections;
 use crate::error::{Error, Result};
 use crate::pages::image::Entries;
 use crate::process;
 
-/// A socket that listens, in the kernel's table.
+/// A socket that listens, and a connection that has ended, in the kernel's table.
 const LISTENING: &str = "0A";
+const ENDED: &str = "06";
 
 /// Those of restores under way.
 static RESERVED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
@@ -43,7 +45,12 @@ pub fn reserve(images: &Path) -> Result<Reserved> {
     let path = images.join(FILES);
     // What is wrong with the images CRIU says.
     let Ok(files) = Entries::read(&path) else { return Ok(Reserved(Vec::new())) };
-    let wanted = listeners(&files);
+    let wanted =
+        addresses(&files, |socket| socket.state() == Some(LISTENS) && socket.shares_port() == Some(false));
+    let bound = addresses(&files, |_| true);
+    ended_connections::forget(
+        &ended().into_iter().filter(|(own, _)| bound.iter().any(|one| overlap(one, own))).collect::<Vec<_>>(),
+    );
     if wanted.is_empty() {
         return Ok(Reserved(wanted));
     }
@@ -69,8 +76,18 @@ pub fn who_listens(port: u16) -> Option<String> {
 
 /// The addresses where somebody listens, and the sockets' inodes.
 fn listening() -> Vec<(SocketAddr, u64)> {
+    all().into_iter().filter(|row| row.state == LISTENING).map(|row| (row.own, row.inode)).collect()
+}
+
+/// Connections that have ended and whose addresses the kernel keeps: their own, and the other side's.
+pub fn ended() -> Vec<(SocketAddr, SocketAddr)> {
+    all().into_iter().filter(|row| row.state == ENDED).map(|row| (row.own, row.other)).collect()
+}
+
+/// The machine's sockets of TCP.
+fn all() -> Vec<Row> {
     let table = |name: &str| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
-    [table("tcp"), table("tcp6")].concat().lines().filter_map(listener).collect()
+    [table("tcp"), table("tcp6")].concat().lines().filter_map(Row::read).collect()
 }
 
 /// Who has a socket.
@@ -88,31 +105,44 @@ fn overlap(one: &SocketAddr, other: &SocketAddr) -> bool {
         && (one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified())
 }
 
-fn listeners(files: &Entries) -> Vec<SocketAddr> {
-    let mut out: Vec<_> = Internet::all(&files.entries).filter_map(|socket| wanted(&socket)).collect();
+/// Those of the sockets of TCP that are meant.
+fn addresses(files: &Entries, is_meant: impl Fn(&Internet) -> bool) -> Vec<SocketAddr> {
+    let sockets = Internet::all(&files.entries).filter(|socket| socket.is_tcp() && is_meant(socket));
+    let address = |socket: Internet| Some(SocketAddr::new(socket.source_address()?, socket.source_port()?));
+    let mut out: Vec<_> = sockets.filter_map(address).collect();
     out.sort_unstable();
     out.dedup();
     out
 }
 
-fn wanted(socket: &Internet) -> Option<SocketAddr> {
-    if !socket.is_tcp() || socket.state()? != LISTENS || socket.shares_port()? {
-        return None;
-    }
-    Some(SocketAddr::new(socket.source_address()?, socket.source_port()?))
+/// A line of the kernel's table.
+#[derive(Debug, PartialEq, Eq)]
+struct Row {
+    own: SocketAddr,
+    other: SocketAddr,
+    state: String,
+    inode: u64,
 }
 
-/// A line of the kernel's table, if its socket listens.
-fn listener(line: &str) -> Option<(SocketAddr, u64)> {
-    let words: Vec<_> = line.split_ascii_whitespace().collect();
-    let (hosted, port) = words.get(1)?.split_once(':')?;
-    if words.get(3) != Some(&LISTENING) || !hosted.is_ascii() {
-        return None;
+impl Row {
+    fn read(line: &str) -> Option<Row> {
+        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        Some(Row {
+            own: host(words.get(1)?)?,
+            other: host(words.get(2)?)?,
+            state: words.get(3)?.to_string(),
+            inode: words.get(9)?.parse().ok()?,
+        })
     }
+}
+
+/// An address as the table has it: words of eight digits, and the port.
+fn host(text: &str) -> Option<SocketAddr> {
+    let (hosted, port) = text.split_once(':').filter(|(hosted, _)| hosted.is_ascii())?;
     let word = |at: usize| u32::from_str_radix(hosted.get(at..at + 8)?, 16).ok();
     let host: Option<Vec<u32>> = (0..hosted.len() / 8).map(|index| word(index * 8)).collect();
     let host = host.filter(|host| [1, 4].contains(&host.len()))?;
-    Some((SocketAddr::new(address(&host)?, u16::from_str_radix(port, 16).ok()?), words.get(9)?.parse().ok()?))
+    Some(SocketAddr::new(address(&host)?, u16::from_str_radix(port, 16).ok()?))
 }
 
 #[cfg(test)]
@@ -169,12 +199,16 @@ mod tests {
     }
 
     #[test]
-    fn only_lines_of_sockets_that_listen_are_read() {
-        let line = |state| format!("   0: 0100007F:1F90 00000000:0000 {state} 0:0 00:0 0 0 0 77 1");
-        assert_eq!(listener(&line("0A")), Some(("127.0.0.1:8080".parse().unwrap(), 77)));
-        assert_eq!(listener(&line("01")), None);
-        assert_eq!(listener("  sl  local_address rem_address   st"), None);
-        let wide = "0: 00000000000000000000000001000000:0050 0:0 0A 0:0 00:0 0 0 0 78 1";
-        assert_eq!(listener(wide), Some(("[::1]:80".parse().unwrap(), 78)));
+    fn lines_of_the_kernel_s_table_are_read() {
+        let read = |line: &str| {
+            Row::read(line).map(|row| (row.own.to_string(), row.other.to_string(), row.state, row.inode))
+        };
+        let line = "   0: 0100007F:1F90 0200007F:0050 06 0:0 00:0 0 0 0 77 1";
+        let (own, other) = ("127.0.0.1:8080".to_string(), "127.0.0.2:80".to_string());
+        assert_eq!(read(line), Some((own, other, ENDED.to_string(), 77)));
+        assert_eq!(read("  sl  local_address rem_address   st"), None);
+        let any = "00000000000000000000000000000000:0000";
+        let wide = format!("0: 00000000000000000000000001000000:0050 {any} 0A 0:0 00:0 0 0 0 78 1");
+        assert_eq!(read(&wide), Some(("[::1]:80".into(), "[::]:0".into(), LISTENING.to_string(), 78)));
     }
 }

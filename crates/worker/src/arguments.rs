@@ -32,7 +32,7 @@ pub enum ArgumentsError {
     NoValue(&'static str),
     #[error("{0} is missing; a worker takes --listen SOCKET and --gpu GPU")]
     Missing(&'static str),
-    #[error("{0:?} names no GPU; expected emulated, emulated:KEY=VALUE,..., nvidia or nvidia:INDEX")]
+    #[error("{0:?} names no GPU; expected emulated, emulated:KEY=VALUE,..., nvidia or nvidia:INDEX,...")]
     Gpu(String),
 }
 
@@ -78,8 +78,13 @@ mod tests {
     #[test]
     fn a_worker_is_told_where_to_listen_and_what_to_use() {
         let parsed = parse("--gpu nvidia:3 --listen /run/w.sock").unwrap();
-        let gpu = Gpu::Nvidia { index: 3 };
+        let gpu = Gpu::Nvidia { indices: vec![3] };
         assert_eq!(parsed, Arguments { listen: "/run/w.sock".into(), gpu, purpose: Purpose::Program });
+        let several = parse("--gpu nvidia:1,0 --listen /a").unwrap().gpu;
+        assert_eq!(
+            (several.to_string(), several),
+            ("nvidia:1,0".to_string(), Gpu::Nvidia { indices: vec![1, 0] })
+        );
         let purpose = |line: &str| parse(line).unwrap().purpose;
         assert_eq!(purpose("--spare --gpu nvidia --listen /run/w.sock"), Purpose::Spare);
         assert_eq!(purpose("--gpu nvidia --listen /a --shared me"), Purpose::Shared("me".to_string()));
@@ -87,7 +92,7 @@ mod tests {
         assert_eq!(parse("--gpu emulated"), Err(ArgumentsError::Missing("--listen")));
         assert_eq!(parse("--listen"), Err(ArgumentsError::NoValue("--listen")));
         assert!(matches!(parse("--listen /a --gpu voodoo"), Err(ArgumentsError::Gpu(_))));
-        assert!(matches!(parse("--listen /a --gpu nvidia:x"), Err(ArgumentsError::Gpu(_))));
+        assert!(matches!(parse("--listen /a --gpu nvidia:0,x"), Err(ArgumentsError::Gpu(_))));
         assert!(matches!(parse("run"), Err(ArgumentsError::Unknown(_))));
     }
 }

@@ -7,13 +7,13 @@ use rekindle_protocol::tuning;
 
 use crate::printed::ProgramOutput;
 
-/// As written on command lines: `emulated`, `emulated:devices=2,memory=8G`, `nvidia`, `nvidia:1`.
+/// As written on command lines: `emulated`, `emulated:devices=2,memory=8G`, `nvidia`, `nvidia:1`, `nvidia:0,1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gpu {
     /// Without a configuration, the environment has it. The program sees all devices.
     Emulated { config: Option<String> },
-    /// The program sees this one GPU, as its first.
-    Nvidia { index: usize },
+    /// The program sees these GPUs, in this order.
+    Nvidia { indices: Vec<usize> },
 }
 
 /// A driver, and the GPUs of it that the program sees, in its order.
@@ -33,7 +33,10 @@ impl std::fmt::Display for Gpu {
         match self {
             Gpu::Emulated { config: None } => write!(f, "emulated"),
             Gpu::Emulated { config: Some(config) } => write!(f, "emulated:{config}"),
-            Gpu::Nvidia { index } => write!(f, "nvidia:{index}"),
+            Gpu::Nvidia { indices } => {
+                let indices: Vec<_> = indices.iter().map(usize::to_string).collect();
+                write!(f, "nvidia:{}", indices.join(","))
+            }
         }
     }
 }
@@ -43,7 +46,10 @@ impl Gpu {
         let (kind, detail) = text.split_once(':').map_or((text, None), |(kind, detail)| (kind, Some(detail)));
         match kind {
             "emulated" => Some(Gpu::Emulated { config: detail.map(str::to_string) }),
-            "nvidia" => Some(Gpu::Nvidia { index: detail.map_or(Some(0), |index| index.parse().ok())? }),
+            "nvidia" => {
+                let indices = detail.unwrap_or("0").split(',').map(|index| index.parse().ok());
+                Some(Gpu::Nvidia { indices: indices.collect::<Option<_>>()? })
+            }
             _ => None,
         }
     }
@@ -64,16 +70,23 @@ impl Gpu {
                 let gpus = (0..platform.devices().len()).collect();
                 Ok(OpenedDriver { platform, gpus, real_driver: None, output, in_pieces: in_pieces()? })
             }
-            Gpu::Nvidia { index } => {
+            Gpu::Nvidia { indices } => {
                 let platform = rekindle_nvidia::NvidiaPlatform::open().map_err(|error| error.to_string())?;
                 let found = platform.devices().len();
-                if *index >= found {
+                if let Some(index) = indices.iter().find(|index| **index >= found) {
                     return Err(format!("there is no NVIDIA GPU {index}: the driver has {found}"));
                 }
+                let platform = platform.of_one_program(indices);
                 let real_driver = Some(platform.library().to_string_lossy().into_owned());
                 let output = ProgramOutput::default();
-                let (platform, gpus) = (Arc::new(platform), vec![*index]);
-                Ok(OpenedDriver { platform, gpus, real_driver, output, in_pieces: in_pieces()? })
+                let gpus = indices.clone();
+                Ok(OpenedDriver {
+                    platform: Arc::new(platform),
+                    gpus,
+                    real_driver,
+                    output,
+                    in_pieces: in_pieces()?,
+                })
             }
         }
     }

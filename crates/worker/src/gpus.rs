@@ -245,6 +245,18 @@ impl Gpus {
         self.slots.first().map_or_else(Vec::new, |slot| self.platform.reaches(slot.index))
     }
 
+    /// Of which of the client's GPUs the first one's kernels may use the second one's memory.
+    pub(crate) fn pairs(&self) -> Vec<(u8, u8)> {
+        let mut pairs = Vec::new();
+        for (from, slot) in self.slots.iter().enumerate().filter(|_| self.count() > 1) {
+            let reached = self.platform.reaches(slot.index);
+            let others = self.slots.iter().enumerate().filter(|(to, _)| *to != from);
+            let others = others.filter(|(_, other)| reached.contains(&other.info.uuid));
+            pairs.extend(others.map(|(to, _)| (from as u8, to as u8)));
+        }
+        pairs
+    }
+
     pub(crate) fn infos(&self) -> Vec<DeviceInfo> {
         (0..self.count()).filter_map(|device| self.info(device).cloned()).collect()
     }

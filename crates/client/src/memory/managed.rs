@@ -18,7 +18,7 @@ fn is_managed(address: u64, bytes: usize) -> Result<()> {
 }
 
 /// `CU_MEM_LOCATION_TYPE_HOST` to `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`.
-const HOST: std::ops::RangeInclusive<u32> = 2..=4;
+pub(super) const HOST: std::ops::RangeInclusive<u32> = 2..=4;
 
 fn check_place(target: MemLocation) -> Result<()> {
     match target.kind {

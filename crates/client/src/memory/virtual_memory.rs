@@ -19,9 +19,11 @@ use rekindle_protocol::operation::{
 use crate::abi::{Handle, In, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
+use crate::refusal::refused;
 use crate::shareable::{self, POSIX_DESCRIPTOR};
 use crate::{capture, context_state, device, lane, session};
 
+use super::managed::HOST;
 use super::map::{self, Purpose};
 
 struct Physical {
@@ -61,10 +63,11 @@ fn properties(properties: In<MemAllocationProp>) -> Result<MemAllocationProp> {
     if properties.kind != PINNED {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if properties.location.kind != LOCATION_DEVICE {
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    match properties.location.kind {
+        LOCATION_DEVICE => device::info(properties.location.id).map(drop)?,
+        kind if HOST.contains(&kind) => {}
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }
-    device::info(properties.location.id)?;
     Ok(properties)
 }
 
@@ -157,6 +160,9 @@ exports! {
         out.check()?;
         let properties = properties(wanted)?;
         let bytes = bytes as u64;
+        if properties.location.kind != LOCATION_DEVICE {
+            return Err(refused("cuMemCreate", "memory is made on GPUs alone, not on the host; cuMemHostAlloc gives that"));
+        }
         if properties.handle_types & !POSIX_DESCRIPTOR != 0 {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }

@@ -1,5 +1,6 @@
-//! Which GPU a sandbox runs on, as the user says it: `emulated[:SETTINGS]`, `nvidia`, `nvidia:INDEX`.
+//! Which GPU a sandbox runs on, as the user says it: `emulated[:SETTINGS]`, `nvidia`, `nvidia:INDEX,...`.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -19,11 +20,11 @@ pub fn choose(given: Option<&str>) -> Result<String> {
     })
 }
 
-/// A program in a sandbox finds in its environment which GPU it has, as one would that uses the driver itself.
+/// A program in a sandbox finds in its environment which GPUs it has, as one would that uses the driver itself.
 pub fn tell(gpu: &str, environment: &mut Vec<(String, String)>) {
-    if let Some(index) = gpu.strip_prefix("nvidia:") {
+    if let Some(indices) = gpu.strip_prefix("nvidia:") {
         environment.retain(|(name, _)| name != VISIBLE);
-        environment.push((VISIBLE.to_string(), index.to_string()));
+        environment.push((VISIBLE.to_string(), indices.to_string()));
     }
 }
 
@@ -43,7 +44,7 @@ fn parse(given: &str) -> Result<String> {
     let fits = match (kind, rest) {
         ("emulated", Some(settings)) => !settings.is_empty(),
         ("emulated" | "nvidia", None) => true,
-        ("nvidia", Some(index)) => index.parse::<u8>().is_ok(),
+        ("nvidia", Some(indices)) => are_different(indices),
         _ => false,
     };
     match (fits, kind, rest) {
@@ -51,6 +52,12 @@ fn parse(given: &str) -> Result<String> {
         (true, "nvidia", None) => Ok("nvidia:0".to_string()),
         _ => Ok(given.to_string()),
     }
+}
+
+/// Whether these are numbers of GPUs, with commas between, and none twice.
+fn are_different(indices: &str) -> bool {
+    let numbers: Option<Vec<u8>> = indices.split(',').map(|index| index.parse().ok()).collect();
+    numbers.is_some_and(|numbers| numbers.iter().collect::<HashSet<_>>().len() == numbers.len())
 }
 
 #[cfg(test)]
@@ -73,9 +80,10 @@ mod tests {
     fn gpus_by_name() {
         assert_eq!(parse("nvidia").unwrap(), "nvidia:0");
         assert_eq!(parse("nvidia:3").unwrap(), "nvidia:3");
+        assert_eq!(parse("nvidia:1,0").unwrap(), "nvidia:1,0");
         assert_eq!(parse("emulated").unwrap(), "emulated");
         assert_eq!(parse("emulated:devices=2").unwrap(), "emulated:devices=2");
-        for bad in ["", "nvidia:", "nvidia:x", "emulated:", "amd", "nvidia:-1"] {
+        for bad in ["", "nvidia:", "nvidia:x", "emulated:", "amd", "nvidia:-1", "nvidia:0,", "nvidia:1,1"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

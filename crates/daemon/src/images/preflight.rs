@@ -62,8 +62,9 @@ pub fn check_machine(paths: &Paths, image: &Image, metadata: &ImageMetadata, mou
 pub fn wait_for_room(worker: &Worker, image: &Image, status: Status) -> Result<Status> {
     let needed = gpu_bytes(image)?;
     let needed = needed + needed / SPARE_PART;
+    let gpus = image.manifest().gpus.len().max(1);
     let is_short = |status: &Result<Status>| {
-        status.as_ref().is_ok_and(|status| status.free_bytes.first().is_some_and(|free| *free < needed))
+        status.as_ref().is_ok_and(|status| free(status, gpus).is_some_and(|free| free < needed))
     };
     leaving::wait_while(Ok(status), is_short, || worker.status())
 }
@@ -72,7 +73,7 @@ pub fn wait_for_room(worker: &Worker, image: &Image, status: Status) -> Result<S
 pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
     let wanted = &image.manifest().gpus;
     let found = machine::gpus(status);
-    let (mut reasons, mut full) = (Vec::new(), None);
+    let mut reasons = Vec::new();
     if found.len() < wanted.len() {
         reasons.push(format!(
             "it needs {} GPUs and this one has {}; give another --gpu",
@@ -80,15 +81,11 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
             found.len()
         ));
     }
-    for (index, (wanted, found)) in wanted.iter().zip(&found).enumerate() {
-        reasons.extend(compare(wanted, found));
-        let free = status.free_bytes.get(index).copied().unwrap_or(found.memory_bytes);
-        let needed = if index == 0 { gpu_bytes(image)? } else { 0 };
-        if free < needed {
-            full = Some((needed, free, found.model.clone()));
-        }
-    }
-    match full {
+    reasons.extend(wanted.iter().zip(&found).filter_map(|(wanted, found)| compare(wanted, found)));
+    let known = || found.iter().take(wanted.len()).map(|gpu| gpu.memory_bytes).sum();
+    let (needed, free) = (gpu_bytes(image)?, free(status, wanted.len()).unwrap_or_else(known));
+    let first = found.first().filter(|_| !wanted.is_empty() && free < needed);
+    match first.map(|gpu| (needed, free, gpu.model.clone())) {
         Some((needed, free, gpu)) if reasons.is_empty() => {
             Err(Error::NoGpuMemory { image: image.manifest().name.clone(), needed, free, gpu })
         }
@@ -99,7 +96,13 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
     }
 }
 
-/// How much memory of its first GPU an image takes: all its halves together, unless each worker has an emulated one of its own.
+/// How much is free of the first GPUs of a worker, so many, if it says.
+fn free(status: &Status, gpus: usize) -> Option<u64> {
+    let free = status.free_bytes.get(..gpus)?;
+    Some(free.iter().sum())
+}
+
+/// How much memory of its GPUs an image takes: all its halves together, unless each worker has an emulated one of its own.
 pub fn gpu_bytes(image: &Image) -> Result<u64> {
     let is_emulated = image.manifest().gpus.first().is_some_and(|gpu| gpu.kind == GpuKind::Emulated);
     if is_emulated { Ok(of_halves(image)?.max().unwrap_or(0)) } else { all_gpu_bytes(image) }

@@ -12,6 +12,7 @@ impl Client {
             version: CLIENT_VERSION,
             driver_version: self.gpus.platform.driver_version(),
             devices: self.gpus.infos(),
+            reaches: self.gpus.pairs(),
             real_driver: self.gpus.real_driver.clone(),
             granularity: open.map(|context| context.heap.granularity()).max().unwrap_or(2 << 20),
             slice: self.gpus.regions.slice(),
