@@ -9,6 +9,7 @@ Weights are random but seeded; what is measured does not depend on them.
 """
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import hashlib
@@ -315,8 +316,14 @@ def nccl_processes():
 
     while rank:
         if not os.read(read, 1):
+            torch.distributed.destroy_process_group()
             os._exit(0)
         reduced()
+
+    @atexit.register
+    def end():
+        os.close(write)
+        torch.distributed.destroy_process_group()
 
     def step(i):
         os.write(write, b"x")

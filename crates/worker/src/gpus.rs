@@ -92,7 +92,9 @@ impl Gpus {
             opening: Mutex::default(),
             basin: OnceLock::new(),
         };
-        gpus.open(0)?;
+        // All from the start, so that what a driver takes for contexts never comes between modules whose places have to come
+        // out again.
+        (0..gpus.count()).try_for_each(|device| gpus.open(device).map(drop))?;
         Ok(gpus)
     }
 

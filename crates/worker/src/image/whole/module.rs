@@ -1,7 +1,7 @@
 //! One module that is whole, or a kernel or global of it, as it was; and the contents of globals.
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_device::{GpuKind, Loaded, Module};
+use rekindle_device::{GpuKind, Loaded, Module, Placement};
 use rekindle_store::{Image, PartKind};
 
 use super::super::block::{Block, Blocks};
@@ -83,6 +83,19 @@ pub(super) fn check_global(client: &Client, module: &ModuleObject, given: &Globa
     )))
 }
 
+/// Whether the driver has put code elsewhere than it was: a word of a global that was an address in `then`, heaps of code, and
+/// as the module was loaded now is another one in `now`.
+fn has_moved(saved: &[u8], loaded: &[u8], then: &[Placement], now: &[Placement]) -> bool {
+    let words = |bytes: &[u8]| {
+        bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect::<Vec<_>>()
+    };
+    let is_in = |heaps: &[Placement], word: &u64| {
+        let holds = |heap: &Placement| heap.code && (heap.address..heap.address + heap.bytes).contains(word);
+        heaps.iter().any(holds)
+    };
+    words(saved).iter().zip(&words(loaded)).any(|(was, is)| was != is && is_in(then, was) && is_in(now, is))
+}
+
 /// Fills globals and constants.
 pub(super) fn contents(client: &mut Client, image: &Image, state: &State) -> Result<()> {
     if state.modules.iter().all(|row| row.contents.is_empty()) {
@@ -112,11 +125,39 @@ pub(super) fn contents(client: &mut Client, image: &Image, state: &State) -> Res
             while done < bytes {
                 let count = (bytes - done).min(block.capacity() as u64);
                 let fill = |code| device(format!("fill the global {}", global.name))(code);
-                image.read_part(part, at, block.bytes(count as usize).map_err(fill)?)?;
+                block.fetch(gpu, address + done, count as usize).map_err(fill)?;
+                let loaded = block.bytes(count as usize).map_err(fill)?.to_vec();
+                let saved = block.bytes(count as usize).map_err(fill)?;
+                image.read_part(part, at, saved)?;
+                if has_moved(saved, &loaded, &state.placements, &client.gpus.placements()) {
+                    return Err(Error::Refused(format!(
+                        "its global {} has addresses of functions, which the GPU now puts elsewhere; nothing else can be done \
+                         with this image on this worker",
+                        global.name
+                    )));
+                }
                 block.put(gpu, address + done, count as usize).map_err(fill)?;
                 (done, at) = (done + count, at + count);
             }
         }
     }
     blocks.iter_mut().try_for_each(Block::wait).map_err(device("fill a global"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_that_lies_elsewhere_is_seen_by_addresses_of_functions_alone() {
+        let heap = |address, code| Placement { address, bytes: 0x1000, code };
+        let (then, now) =
+            ([heap(0x10000, true), heap(0x20000, false)], [heap(0x10000, true), heap(0x30000, true)]);
+        let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+        let moved = |was: &[u64], is: &[u64]| has_moved(&bytes(was), &bytes(is), &then, &now);
+        assert!(!moved(&[7, 0x10010], &[7, 0x10010]));
+        assert!(moved(&[7, 0x10010], &[7, 0x30010]));
+        // What the program has written there is no address of code, or was none when the module was loaded.
+        assert!(!moved(&[0x20010, 0x10010], &[0x10010, 0]));
+    }
 }
