@@ -51,6 +51,11 @@ pub enum Failure {
     Lost(hyper::Error),
 }
 
+/// A socket that is closed while somebody connects resets them; once it is closed they are refused.
+fn listens_no_more(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
+}
+
 impl Upstream {
     pub fn new(instance: Arc<dyn Instance>, name: String, port: u16) -> Arc<Upstream> {
         let (idle, keeps) = (Mutex::default(), AtomicBool::new(true));
@@ -97,7 +102,7 @@ impl Upstream {
                 Some(connection) => connection,
                 None => match self.connect().await {
                     Ok(connection) => connection,
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    Err(error) if listens_no_more(&error) => {
                         return Err(Failure::Refused { error, request: Box::new(request) });
                     }
                     Err(error) => return Err(Failure::Unreachable(error)),

@@ -28,6 +28,14 @@ pub fn tell(gpu: &str, environment: &mut Vec<(String, String)>) {
     }
 }
 
+/// The first of several, on which all is counted.
+pub fn first(gpu: &str) -> &str {
+    match gpu.starts_with("nvidia:") {
+        true => gpu.split_once(',').map_or(gpu, |(first, _)| first),
+        false => gpu,
+    }
+}
+
 /// For a program that uses the driver itself: what it may see, by its environment.
 pub fn expose(given: Option<&str>, environment: &mut Vec<(String, String)>) -> Result<String> {
     let Some(given) = given else { return Ok("driver".to_string()) };
@@ -81,6 +89,10 @@ mod tests {
         assert_eq!(parse("nvidia").unwrap(), "nvidia:0");
         assert_eq!(parse("nvidia:3").unwrap(), "nvidia:3");
         assert_eq!(parse("nvidia:1,0").unwrap(), "nvidia:1,0");
+        assert_eq!(
+            [first("nvidia:1,0"), first("nvidia:2"), first("emulated:devices=2,sms=4")],
+            ["nvidia:1", "nvidia:2", "emulated:devices=2,sms=4"]
+        );
         assert_eq!(parse("emulated").unwrap(), "emulated");
         assert_eq!(parse("emulated:devices=2").unwrap(), "emulated:devices=2");
         for bad in ["", "nvidia:", "nvidia:x", "emulated:", "amd", "nvidia:-1", "nvidia:0,", "nvidia:1,1"] {

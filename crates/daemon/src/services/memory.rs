@@ -39,7 +39,7 @@ pub fn need(
     if machine::shown_mode(image.manifest().mode) == Mode::Driver {
         // The driver brings contexts back with all else.
         let program = metadata.driver.as_ref().map_or(0, |half| half.bytes());
-        return Ok(MemoryNeed { gpu: metadata.gpu.clone(), program, ..MemoryNeed::default() });
+        return Ok(MemoryNeed { gpu: gpu::first(&metadata.gpu).into(), program, ..MemoryNeed::default() });
     }
     let gpu = gpu::choose(Some(whose.gpu.unwrap_or(&metadata.gpu)))?;
     let contexts = match whose.sharers {
@@ -56,7 +56,8 @@ pub fn need(
     }
     objects.into_iter().for_each(|(url, bytes)| holding.add(of(url, None, bytes)));
     let Holding { own, data } = holding;
-    Ok(MemoryNeed { program: own, data, context: contexts * context(&gpu), gpu })
+    let context = contexts * context(&gpu);
+    Ok(MemoryNeed { program: own, data, context, gpu: gpu::first(&gpu).into() })
 }
 
 /// No instance could ever have what is more than all may have together.
@@ -126,9 +127,9 @@ fn sharers(daemon: &Daemon, pid: i32) -> u64 {
     daemon.sandboxes.all().iter().filter(|sandbox| has(sandbox)).count().max(1) as u64
 }
 
-/// What a context takes of such a GPU. The emulated one's takes nothing.
+/// What the contexts of a process take of such GPUs. The emulated one's take nothing.
 pub fn context(gpu: &str) -> u64 {
-    if gpu.starts_with("nvidia") { CONTEXT } else { 0 }
+    if gpu.starts_with("nvidia") { CONTEXT * gpu.split(',').count() as u64 } else { 0 }
 }
 
 #[cfg(test)]
@@ -138,6 +139,7 @@ mod tests {
     #[test]
     fn contexts_of_real_gpus_are_counted() {
         assert_eq!(context("nvidia:3"), CONTEXT);
+        assert_eq!(context("nvidia:0,1"), 2 * CONTEXT);
         assert_eq!(context("emulated:memory=1G"), 0);
     }
 }
