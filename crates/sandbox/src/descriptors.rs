@@ -182,6 +182,7 @@ impl Internet {
     const OPTIONS: u64 = 14;
     const SHUTDOWN: u64 = 19;
     /// Of the options.
+    const SHARES_ADDRESS: u64 = 7;
     const SHARES_PORT: u64 = 17;
 
     /// CRIU keeps the lower half of it.
@@ -211,10 +212,19 @@ impl Internet {
         address(words.get(..count)?)
     }
 
-    /// Whether the program said that others may have its port too; nothing where its options are not there.
+    /// Whether the program said that others may have its port too (`SO_REUSEPORT`); nothing where its options are not there.
     pub fn shares_port(&self) -> Option<bool> {
+        self.option(Self::SHARES_PORT)
+    }
+
+    /// The same of connections that have ended (`SO_REUSEADDR`).
+    pub fn shares_address(&self) -> Option<bool> {
+        self.option(Self::SHARES_ADDRESS)
+    }
+
+    fn option(&self, field: u64) -> Option<bool> {
         let options = Message::read(self.0.all_bytes(Self::OPTIONS).next()?)?;
-        Some(options.number(Self::SHARES_PORT).unwrap_or(0) != 0)
+        Some(options.number(field).unwrap_or(0) != 0)
     }
 
     /// Has it be a socket that was never connected, with all else that it is.

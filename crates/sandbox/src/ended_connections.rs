@@ -14,13 +14,17 @@ const DESTROY: u16 = 21;
 /// Forgets these connections, each with its own address and the other side's. What the kernel does not do is not done: who needs
 /// the addresses is told by it that they are in use.
 pub fn forget(ended: &[(SocketAddr, SocketAddr)]) {
-    if let Err(error) = ended.iter().try_for_each(|(own, other)| destroy(*own, *other)) {
+    if ended.is_empty() {
+        return;
+    }
+    let all =
+        |mut netlink: Netlink| ended.iter().try_for_each(|(own, other)| destroy(&mut netlink, *own, *other));
+    if let Err(error) = Netlink::open().and_then(all) {
         log::warn!("connections that have ended keep their ports for a while: {error}");
     }
 }
 
-fn destroy(own: SocketAddr, other: SocketAddr) -> io::Result<()> {
-    let mut netlink = Netlink::open()?;
+fn destroy(netlink: &mut Netlink, own: SocketAddr, other: SocketAddr) -> io::Result<()> {
     netlink.send(DESTROY, libc::NLM_F_ACK, &request(own, other))?;
     let mut answer = netlink.receive()?;
     match message(&mut answer) {

@@ -47,10 +47,11 @@ pub fn reserve(images: &Path) -> Result<Reserved> {
     let Ok(files) = Entries::read(&path) else { return Ok(Reserved(Vec::new())) };
     let wanted =
         addresses(&files, |socket| socket.state() == Some(LISTENS) && socket.shares_port() == Some(false));
-    let bound = addresses(&files, |_| true);
-    ended_connections::forget(
-        &ended().into_iter().filter(|(own, _)| bound.iter().any(|one| overlap(one, own))).collect::<Vec<_>>(),
-    );
+    let alone = addresses(&files, |socket| socket.shares_address() == Some(false));
+    if !alone.is_empty() {
+        let is_meant = |(own, _): &(SocketAddr, SocketAddr)| alone.iter().any(|one| overlap(one, own));
+        ended_connections::forget(&ended().into_iter().filter(is_meant).collect::<Vec<_>>());
+    }
     if wanted.is_empty() {
         return Ok(Reserved(wanted));
     }
