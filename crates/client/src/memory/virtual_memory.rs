@@ -19,7 +19,7 @@ use rekindle_protocol::operation::{
 use crate::abi::{Handle, In, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
-use crate::refusal::refused;
+use crate::refusal::rejected;
 use crate::shareable::{self, POSIX_DESCRIPTOR};
 use crate::{capture, context_state, device, lane, session};
 
@@ -161,7 +161,9 @@ exports! {
         let properties = properties(wanted)?;
         let bytes = bytes as u64;
         if properties.location.kind != LOCATION_DEVICE {
-            return Err(refused("cuMemCreate", "memory is made on GPUs alone, not on the host; cuMemHostAlloc gives that"));
+            // NCCL goes without, so that it is nothing for which the program would be better off in another mode.
+            let reason = "memory is made on GPUs alone, not on the host; cuMemHostAlloc gives that";
+            return Err(rejected("cuMemCreate", CUDA_ERROR_NOT_SUPPORTED, reason));
         }
         if properties.handle_types & !POSIX_DESCRIPTOR != 0 {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
