@@ -7,20 +7,10 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "features")]
 
-from gpu import Module, call, download, driver, main, open_device, upload  # noqa: E402
+from gpu import Module, call, download, main, open_device, upload  # noqa: E402
 
 ADD = 'extern "C" __global__ void add(float *to, const float *from, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) to[i] += from[i]; }'
 N = 10_000
-
-
-def try_host_memory():
-    """As NCCL does, which goes without it."""
-    wanted = driver.CUmemAllocationProp()
-    wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-    grain = call("cuMemGetAllocationGranularity", wanted, driver.CUmemAllocationGranularity_flags(0))
-    code, _ = driver.cuMemCreate(grain, wanted, 0)
-    assert code == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
 
 
 def setup():
@@ -52,7 +42,6 @@ def setup():
 
     step()
     check()
-    try_host_memory()
 
     def verify():
         check()
