@@ -17,20 +17,24 @@ def setup():
     contexts = [open_device(device) for device in range(2)]
     random = np.random.default_rng(5)
     arrays = [random.random(N, np.float32) for _ in contexts]
-    buffers, modules = [], []
+    buffers, modules, streams, events = [], [], [], []
     for context, array, other in zip(contexts, arrays, contexts[::-1]):
         call("cuCtxSetCurrent", context)
         buffers.append(upload(array))
         modules.append(Module(ADD))
+        streams.append(call("cuStreamCreate", 0))
+        events.append(call("cuEventCreate", 2))
         assert call("cuDeviceCanAccessPeer", contexts.index(context), contexts.index(other)) == 1
         call("cuCtxEnablePeerAccess", other, 0)
 
     def step():
-        """Each adds what the other one has, one after the other, and the first gets a copy of the second's."""
+        """Each adds what the other one has, the second one behind an event of the first, and the first gets a copy of the second's."""
         for device in range(2):
             call("cuCtxSetCurrent", contexts[device])
-            modules[device].add(-(-N // 128), 128, buffers[device], buffers[1 - device], np.int32(N))
-            call("cuCtxSynchronize")
+            call("cuStreamWaitEvent", streams[device], events[1 - device], 0)
+            size = np.int32(N)
+            modules[device].add(-(-N // 128), 128, buffers[device], buffers[1 - device], size, stream=streams[device])
+            call("cuEventRecord", events[device], streams[device])
             arrays[device] = arrays[device] + arrays[1 - device]
         call("cuMemcpyPeer", buffers[0], contexts[0], buffers[1], contexts[1], 4 * N)
         arrays[0] = arrays[1].copy()
@@ -45,8 +49,9 @@ def setup():
 
     def verify():
         check()
-        step()
-        check()
+        for _ in range(20):
+            step()
+            check()
 
     return verify
 

@@ -56,7 +56,7 @@ impl Object for Event {
 }
 
 /// `CU_EVENT_DISABLE_TIMING`.
-const NO_TIMING: u32 = 2;
+pub const NO_TIMING: u32 = 2;
 /// `CU_EVENT_INTERPROCESS`.
 const INTERPROCESS: u32 = 4;
 

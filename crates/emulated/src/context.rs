@@ -1,7 +1,8 @@
 //! What a context's calls on streams, events, captures and graphs do: they turn into tasks of the scheduler, or into
 //! nodes of a graph where a stream is being captured.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -17,13 +18,18 @@ use crate::graph::{Action, Graphs};
 use crate::launch;
 use crate::parts::{self, Parts};
 use crate::scheduler::{Record, Scheduler, TaskId, TaskWork};
-use crate::stream::{NON_BLOCKING, Streams};
+use crate::stream::{self, NON_BLOCKING, Streams};
 use crate::work::{Engine, Op};
 
 /// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a node of its own in a capture.
 const EXTERNAL: u32 = 1;
 
+/// The contexts of one machine, by their devices.
+pub(crate) type Contexts = Mutex<BTreeMap<u32, Weak<Context>>>;
+
 pub(crate) struct Context {
+    device: u32,
+    machine: Arc<Contexts>,
     pub scheduler: Scheduler,
     /// Held while tasks are added, so that the order of calls is the order of tasks; taken before the scheduler's lock.
     inner: Mutex<Inner>,
@@ -37,10 +43,13 @@ struct Inner {
 }
 
 impl Context {
-    pub fn new(scheduler: Scheduler) -> Context {
+    pub fn new(device: u32, scheduler: Scheduler, machine: &Arc<Contexts>) -> Arc<Context> {
         let (captures, graphs, parts) = (Captures::default(), Graphs::default(), Parts::default());
-        let inner = Inner { streams: Streams::new(), captures, graphs, parts };
-        Context { scheduler, inner: Mutex::new(inner) }
+        let inner = Inner { streams: Streams::new(device), captures, graphs, parts };
+        let machine = Arc::clone(machine);
+        let context = Arc::new(Context { device, machine, scheduler, inner: Mutex::new(inner) });
+        context.machine.lock().insert(device, Arc::downgrade(&context));
+        context
     }
 
     pub fn synchronize(&self) -> Result<()> {
@@ -146,6 +155,11 @@ impl Context {
 
     pub fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()> {
         self.scheduler.check()?;
+        let device = stream::device_of(event);
+        if device != self.device {
+            let other = self.machine.lock().get(&device).and_then(Weak::upgrade);
+            return self.wait_for_other(stream, &*other.ok_or(CUDA_ERROR_INVALID_HANDLE)?, event);
+        }
         let mut inner = self.inner.lock();
         let capturing = inner.capturing(stream)?;
         let own = inner.streams.get(stream)?.capture;
@@ -170,6 +184,23 @@ impl Context {
                 Ok(())
             }
         }
+    }
+
+    /// A stream waits for an event of another device.
+    fn wait_for_other(&self, stream: Stream, other: &Context, event: Event) -> Result<()> {
+        let reached = other.event_task(event)?;
+        let mut inner = self.inner.lock();
+        if inner.capturing(stream)? {
+            let id = inner.streams.get(stream)?.capture.ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+            return Err(inner.captures.invalidate(id, CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
+        }
+        let before = inner.streams.before(stream)?;
+        let state = inner.streams.get_mut(stream)?;
+        let (gate, opener) = self.scheduler.add_gate(state.priority, &before);
+        state.last = gate;
+        let open = TaskWork::Call(Box::new(move || drop(opener)));
+        other.scheduler.add(open, Engine::Compute, state.priority, &[reached]);
+        Ok(())
     }
 
     pub fn event_create(&self, flags: u32) -> Result<Event> {

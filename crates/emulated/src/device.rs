@@ -18,7 +18,7 @@ use crate::arena::Arena;
 use crate::arrays::Arrays;
 use crate::attributes::LIMIT_HEAP;
 use crate::common::Common;
-use crate::context::Context;
+use crate::context::{Context, Contexts};
 use crate::function::Kernel;
 use crate::graph::Action;
 use crate::module::LoadedModule;
@@ -36,7 +36,7 @@ use crate::{Config, Error};
 pub(crate) struct EmulatedDevice {
     info: DeviceInfo,
     // Before the modules and the arena, so that no thread runs when they go.
-    context: Context,
+    context: Arc<Context>,
     modules: Mutex<Modules>,
     limits: Mutex<BTreeMap<u32, u64>>,
     arena: Arc<Arena>,
@@ -51,6 +51,7 @@ impl EmulatedDevice {
         config: &Config,
         space: Arc<Space>,
         output: Arc<Output>,
+        machine: &Arc<Contexts>,
     ) -> std::result::Result<EmulatedDevice, Error> {
         let device = config.first + info.index;
         let common = config.common.as_deref().map(|directory| Common::join(directory, device));
@@ -68,8 +69,8 @@ impl EmulatedDevice {
         };
         let executor = Executor::new(Arc::clone(&space), services, config);
         Ok(EmulatedDevice {
+            context: Context::new(info.index, Scheduler::new(executor), machine),
             info,
-            context: Context::new(Scheduler::new(executor)),
             modules: Mutex::default(),
             limits: Mutex::new(limits),
             arena,

@@ -8,6 +8,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ER
 use rekindle_device::{Device, DeviceInfo, GpuKind, Platform, Result};
 
 use crate::config::MOST_DEVICES;
+use crate::context::Contexts;
 use crate::device::EmulatedDevice;
 use crate::output::Output;
 use crate::space::Space;
@@ -21,6 +22,7 @@ struct EmulatedPlatform {
     devices: Vec<DeviceInfo>,
     space: Arc<Space>,
     output: Arc<Output>,
+    contexts: Arc<Contexts>,
     open: Mutex<Vec<Option<Arc<EmulatedDevice>>>>,
 }
 
@@ -43,6 +45,7 @@ pub fn platform_with_output(
         devices: (0..config.devices).map(|index| attributes::info(index, config)).collect(),
         space: Arc::default(),
         output: Arc::new(Output::new(output)),
+        contexts: Arc::default(),
         open: Mutex::new(vec![None; config.devices as usize]),
     }))
 }
@@ -71,7 +74,8 @@ impl Platform for EmulatedPlatform {
             return Ok(Arc::clone(device) as Arc<dyn Device>);
         }
         let info = self.devices[index].clone();
-        let made = EmulatedDevice::new(info, &self.config, Arc::clone(&self.space), Arc::clone(&self.output));
+        let (space, output) = (Arc::clone(&self.space), Arc::clone(&self.output));
+        let made = EmulatedDevice::new(info, &self.config, space, output, &self.contexts);
         let device = Arc::new(made.map_err(|error| {
             log::error!("{error}");
             CUDA_ERROR_OPERATING_SYSTEM

@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -86,6 +86,12 @@ pub(crate) struct Scheduler {
     shared: Arc<Shared>,
 }
 
+/// Opens a gate when it is dropped: what the gate waits for is done, or never will be.
+pub(crate) struct GateOpener {
+    shared: Weak<Shared>,
+    gate: TaskId,
+}
+
 /// Tasks being added together, so that nobody sees half of them.
 pub(crate) struct Batch<'a> {
     shared: &'a Arc<Shared>,
@@ -129,6 +135,12 @@ impl Scheduler {
         self.batch().add(work, engine, priority, after)
     }
 
+    /// Adds a gate after these tasks: see [`Batch::add_gate`].
+    pub fn add_gate(&self, priority: i32, after: &[TaskId]) -> (TaskId, GateOpener) {
+        let gate = self.batch().add_gate(priority, after);
+        (gate, GateOpener { shared: Arc::downgrade(&self.shared), gate })
+    }
+
     pub fn is_done(&self, tasks: &[TaskId]) -> Result<bool> {
         let state = self.shared.state.lock();
         let done = tasks.iter().all(|task| !state.tasks.contains_key(task));
@@ -166,6 +178,14 @@ impl Scheduler {
     }
 }
 
+impl Drop for GateOpener {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.open(self.gate);
+        }
+    }
+}
+
 impl Drop for Scheduler {
     /// Ends running kernels, drops queued work, and waits for the threads, except one that is in a call of the host.
     fn drop(&mut self) {
@@ -190,7 +210,8 @@ impl Drop for Scheduler {
 }
 
 impl Batch<'_> {
-    /// Adds a task that does nothing and waits, besides those in `after`, for [`TaskWork::Open`].
+    /// Adds a task that does nothing and waits, besides those in `after`, for [`TaskWork::Open`] or a
+    /// [`GateOpener`].
     pub fn add_gate(&mut self, priority: i32, after: &[TaskId]) -> TaskId {
         let id = self.insert(TaskWork::Mark(None), Engine::Compute, priority, after);
         if let Some(task) = self.state.tasks.get_mut(&id) {

@@ -17,6 +17,14 @@ pub(crate) const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 const EVENT_FLAGS: u32 = 7;
 
+/// Numbers of one device's streams and events.
+const DEVICE_SHIFT: u32 = 48;
+
+/// The device that made an event.
+pub(crate) fn device_of(event: Event) -> u32 {
+    (event.0 >> DEVICE_SHIFT) as u32
+}
+
 pub(crate) struct StreamState {
     pub blocking: bool,
     pub priority: i32,
@@ -44,12 +52,13 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    pub fn new() -> Streams {
+    /// Those of a device; no two devices number a stream or an event alike.
+    pub fn new(device: u32) -> Streams {
         let legacy = StreamState { blocking: true, priority: 0, last: NO_TASK, capture: None, units: 0 };
         Streams {
             streams: HashMap::from([(Stream::LEGACY.0, legacy)]),
             events: HashMap::new(),
-            next: 0,
+            next: u64::from(device) << DEVICE_SHIFT,
             orphans: Vec::new(),
         }
     }

@@ -11,7 +11,7 @@ use crate::lane::{self, Transfer};
 use crate::stream::{self, StreamTarget};
 use crate::{memory, session};
 
-use super::{Side, bulk, staged};
+use super::{Side, across, bulk, staged};
 
 /// Bytes of a staged piece: large enough for the link's speed, small enough to overlap with the next one's filling.
 const PIECE: u64 = 1 << 20;
@@ -46,6 +46,16 @@ pub fn copy(target: StreamTarget, to: Side, from: Side, bytes: u64, when: When) 
 
 /// Copies rows of `width` bytes at the offsets given.
 pub fn rows(
+    target: StreamTarget,
+    to: Side,
+    from: Side,
+    width: u64,
+    offsets: impl Iterator<Item = (u64, u64)>,
+) -> Result<()> {
+    across::in_order(target, to, from, || enqueue(target, to, from, width, offsets))
+}
+
+fn enqueue(
     target: StreamTarget,
     to: Side,
     from: Side,

@@ -3,6 +3,7 @@
 //! Device memory and shared host memory are copied by the worker where they are. Pageable memory goes through the
 //! ring's staging area in pieces: an upload returns when its bytes are staged, a download when they have arrived.
 
+mod across;
 mod array;
 mod batch;
 mod bulk;

@@ -12,7 +12,7 @@ use crate::stream::{self, StreamTarget, resolve};
 use crate::{lane, memory};
 
 use super::linear::{self, When};
-use super::{Side, array, staged};
+use super::{Side, across, array, staged};
 
 /// One side of a box: its first byte, and the bytes from row to row and from slice to slice.
 pub(super) struct SideLayout {
@@ -181,7 +181,9 @@ pub(super) fn copy(target: StreamTarget, whole: StridedCopy, when: When) -> Resu
         return linear::copy(target, b.to.side, b.from.side, b.width * b.height * b.depth, when);
     }
     if let Some(copy) = shared(&b) {
-        lane::post(&CopyStrided { device: target.device, stream: target.id, copy }, &[])?;
+        across::in_order(target, b.to.side, b.from.side, || {
+            lane::post(&CopyStrided { device: target.device, stream: target.id, copy }, &[])
+        })?;
         let pinned = |address| memory::is_pinned(address, b.width);
         return match when {
             When::Synchronous if pinned(copy.to) || pinned(copy.from) => stream::synchronize(target),
