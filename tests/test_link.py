@@ -29,9 +29,9 @@ def begin():
         one.__exit__()
 
 
-def start(rekindle, name, *arguments, options=()):
+def start(rekindle, name, *arguments, options=(), gpu=GPU):
     sharing = ("--share", "us", *options)
-    rekindle("run", "-d", *sharing, "--name", name, "--gpu", GPU, "--", sys.executable, COPIES, *arguments)
+    rekindle("run", "-d", *sharing, "--name", name, "--gpu", gpu, "--", sys.executable, COPIES, *arguments)
 
 
 def worker(rekindle, name):
@@ -130,6 +130,15 @@ def test_contents_are_right_beside_others_and_when_one_is_killed(begin):
     assert worker(rekindle, "flood-2") == pid
     for seed in (1, 2):
         rounds(rekindle, f"random-{seed}", 2)
+
+
+def test_streams_of_another_gpu_wait_for_copies_whose_turn_has_not_come(begin):
+    rekindle = begin("piece=256K,window=1M")
+    gpu = f"{GPU},devices=2"
+    start(rekindle, "flood", "flood", gpu=gpu)
+    start(rekindle, "random", "random", 4, gpu=gpu)
+    rounds(rekindle, "random", 12)
+    assert worker(rekindle, "random") == worker(rekindle, "flood")
 
 
 def test_a_program_with_copies_that_wait_is_imaged_and_goes_on_here_and_there(begin):

@@ -3,7 +3,7 @@
 copies.py flood           copies 256 MB at once to the GPU, again and again: `round N`
 copies.py beside MARK     once the file MARK is there, times of small and of large copies in seconds, as one line of JSON
 copies.py steady          copies 4 MB at once to the GPU, four of them always under way: `copies N` after each eighth
-copies.py random SEED     random copies on several streams, all of them compared: `round N right`
+copies.py random SEED     random copies on several streams of all GPUs, all of them compared: `round N right`
 """
 
 import ctypes
@@ -75,18 +75,22 @@ def beside(mark):
 
 def random_copies(seed):
     chance = random.Random(seed)
-    streams = [0, call("cuStreamCreate", 0), call("cuStreamCreate", 1), call("cuStreamCreate", 1)]
-    regions = [int(call("cuMemAlloc", REGION)) for _ in streams]
+    contexts = [open_device(device) for device in range(call("cuDeviceGetCount"))]
+    streams, regions, events = [], [], []
+    for number, flags in enumerate((None, 0, 1, 1)):
+        call("cuCtxSetCurrent", contexts[number % len(contexts)])
+        streams.append(0 if flags is None else call("cuStreamCreate", flags))
+        regions.append(int(call("cuMemAlloc", REGION)))
+        events.append(call("cuEventCreate", 2))
+        call("cuMemsetD8", regions[-1], 0, REGION)
+        # Streams that do not wait for the legacy one would overtake it.
+        call("cuCtxSynchronize")
+    call("cuCtxSetCurrent", contexts[0])
     expected = [np.zeros(REGION, np.uint8) for _ in streams]
-    for region in regions:
-        call("cuMemsetD8", region, 0, REGION)
-    # Streams that do not wait for the legacy one would overtake it.
-    call("cuCtxSynchronize")
     sources = [pinned(REGION), np.empty(REGION, np.uint8)]
     for number, source in enumerate(sources):
         source[:] = np.random.default_rng(seed + number).integers(0, 256, REGION, np.uint8)
     found = [pinned(REGION), np.empty(REGION, np.uint8)]
-    event = call("cuEventCreate", 2)
     for number in range(1, 1000):
         for _ in range(12):
             one, other = chance.randrange(STREAMS), chance.randrange(STREAMS)
@@ -102,11 +106,11 @@ def random_copies(seed):
                 expected[one][at : at + count] = number % 256
             elif one != other:
                 # It waits for what the other one has had, which goes on when this is done.
-                call("cuEventRecord", event, streams[other])
-                call("cuStreamWaitEvent", streams[one], event, 0)
+                call("cuEventRecord", events[other], streams[other])
+                call("cuStreamWaitEvent", streams[one], events[other], 0)
                 call("cuMemcpyDtoDAsync", regions[one], regions[other], REGION, streams[one])
-                call("cuEventRecord", event, streams[one])
-                call("cuStreamWaitEvent", streams[other], event, 0)
+                call("cuEventRecord", events[one], streams[one])
+                call("cuStreamWaitEvent", streams[other], events[one], 0)
                 expected[one][:] = expected[other]
         for one, stream in enumerate(streams):
             into = found[number % 2]

@@ -211,9 +211,18 @@ pub trait Device: Send + Sync {
     fn stream_query(&self, stream: Stream) -> Result<bool>;
     fn stream_synchronize(&self, stream: Stream) -> Result<()>;
     fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()>;
+    /// Returns when nothing that the stream was given is kept back from the GPU: what another device is told to wait for
+    /// must be there.
+    fn stream_issue(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
     fn event_create(&self, flags: u32) -> Result<Event>;
     fn event_destroy(&self, event: Event) -> Result<()>;
     fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()>;
+    /// As [`Device::stream_issue`], up to the event's last record.
+    fn event_issue(&self, _event: Event) -> Result<()> {
+        Ok(())
+    }
     fn event_query(&self, event: Event) -> Result<bool>;
     fn event_synchronize(&self, event: Event) -> Result<()>;
     /// Milliseconds between two recorded events.

@@ -4,9 +4,7 @@
 //! it is done (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy"). Events between the legacy streams of both say so;
 //! the calling thread waits for nothing.
 
-use rekindle_protocol::operation::{
-    EventCreate, EventDestroy, EventRecord, LEGACY_STREAM, StreamWaitEvent,
-};
+use rekindle_protocol::operation::{EventCreate, EventDestroy, EventRecord, LEGACY_STREAM, StreamWaitEvent};
 
 use crate::abi::Result;
 use crate::stream::StreamTarget;

@@ -3,6 +3,8 @@
 //! An event that was recorded before a restore has no counterpart on the new device: it counts as done, and its time is
 //! known on the program's clock, which stands still while the program is an image.
 
+use std::sync::Arc;
+
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
 use rekindle_device::{Event, Result};
 use rekindle_protocol::operation::{Answer, EventCreate, EventElapsed, EventRecord, Origin, StreamWaitEvent};
@@ -43,8 +45,16 @@ impl Client {
     pub(super) fn wait_event(&mut self, origin: Origin, request: StreamWaitEvent) -> Result<()> {
         let StreamWaitEvent { device, stream, event: id, flags } = request;
         let (device, handle) = self.enter(origin, device, stream)?;
-        let event = self.events.get(id)?.handle;
-        self.context(device)?.device.stream_wait_event(handle, event, flags)?;
+        let EventObject { device: owner, handle: event, .. } = *self.events.get(id)?;
+        let waiting = Arc::clone(&self.context(device)?.device);
+        if owner != device {
+            // Neither device knows what the other one keeps back.
+            self.context(owner)?.device.event_issue(event)?;
+        }
+        waiting.stream_wait_event(handle, event, flags)?;
+        if owner != device {
+            waiting.stream_issue(handle)?;
+        }
         self.note(device, handle, |stream| Step::Wait { stream, event: event.0, id, flags })
     }
 

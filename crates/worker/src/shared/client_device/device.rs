@@ -226,6 +226,11 @@ impl Device for ClientDevice {
         let _open = self.open()?;
         self.noted(self.lanes.wait_event(stream, event, flags))
     }
+    fn stream_issue(&self, stream: Stream) -> Result<()> {
+        let _open = self.open()?;
+        let stream = self.lanes.state().order.real(stream);
+        self.noted(self.lanes.wait_for(&[stream]))
+    }
     fn event_create(&self, flags: u32) -> Result<Event> {
         self.make(|device| device.event_create(flags), |owned, made| owned.events.insert(made))
     }
@@ -242,6 +247,10 @@ impl Device for ClientDevice {
     fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
         let _open = self.open()?;
         self.noted(self.lanes.record(event, stream, flags))
+    }
+    fn event_issue(&self, event: Event) -> Result<()> {
+        let _open = self.open()?;
+        self.noted(self.lanes.wait_for_record(event))
     }
     fn event_query(&self, event: Event) -> Result<bool> {
         let open = self.open()?;
