@@ -41,6 +41,12 @@ def test_what_a_program_was_refused_is_shown_and_remembered_while_it_matters(rek
     assert "refused" not in rekindle.sandbox("other")
 
 
+def test_what_a_program_goes_without_is_told_and_does_not_matter(rekindle):
+    begin(rekindle, "plain", arguments=["without"])
+    is_refused(rekindle, "plain")
+    assert any("cuMemCreate" in line for line in rekindle.lines("plain"))
+
+
 @pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")
 def test_without_a_driver_it_stays_in_the_sandbox(rekindle):
     begin(rekindle, "first", "--mode", "auto")
