@@ -193,6 +193,22 @@ def test_what_the_other_node_lacks_it_says_before_the_program_stops(pair):
     pair.end(pair.here)
 
 
+def test_a_program_that_is_brought_back_has_an_image_there_at_once(pair):
+    words = ("--every", "1h", "--restart", "on-failure")
+    pair.here("run", "-d", "--name", "plan", *words, "--", sys.executable, COUNTER, pair.go)
+    pair.here.wait_lines("plan", 3)
+    pair.here("migrate", "plan", "--to", "there")
+    there = pair.there
+    there.wait(lambda: there.sandbox("plan")["recovery"]["images"] == ["plan.1"], "its image")
+    so_far = len(there.lines("plan"))
+    os.kill(there.sandbox("plan")["pid"], signal.SIGKILL)
+    there.wait(lambda: there.sandbox("plan")["recovery"]["recoveries"] == 1, "its recovery")
+    there.wait_lines("plan", so_far + 3)
+    assert 'restored from the image "plan.1"' in there("logs", "plan")
+    there("kill", "plan")
+    pair.end(pair.here)
+
+
 def test_ports_are_opened_there_and_lead_there_from_here_for_a_time(pair):
     pair.here("run", "-d", "--name", "web", "--network", "private", "-p", "0:8000", "--", sys.executable, SERVER, "web", "8000")
     pair.here.wait_lines("web", 1)

@@ -12,7 +12,7 @@ import pytest
 from interleavings import kills, machine
 from rekindle import CommandError, Rekindle
 
-COUNTER, STEPS = (Path(__file__).parent / "recovery" / name for name in ("counter.py", "steps.py"))
+COUNTER, STEPS, GPU_STEPS = (Path(__file__).parent / "recovery" / name for name in ("counter.py", "steps.py", "gpu_steps.py"))
 
 
 @pytest.fixture
@@ -181,33 +181,100 @@ def test_in_the_foreground_its_output_and_its_end_are_those_of_all_its_runs(reki
     assert output == rekindle("logs", "a")
 
 
+class Stepping:
+    """A program that is imaged after each fifth step, and goes as far as it is told."""
+
+    def __init__(self, rekindle, program, *options):
+        self.rekindle, self.place = rekindle, rekindle.root
+        (self.place / "steps").write_text("from an earlier run")
+        (self.place / "limit").write_text("4")
+        every = ("--every-steps", "5", "--step-file", "steps", "-w", self.place, "--restart", "on-failure")
+        rekindle("run", "-d", "--name", "a", *every, *options, "--", sys.executable, program, self.place)
+
+    def goes_to(self, step):
+        (self.place / "next").write_text(str(step))
+        (self.place / "next").rename(self.place / "limit")
+        self.rekindle.wait(lambda: self.rekindle.lines("a")[-1:] == [str(step)], f"step {step}")
+
+    def has_image(self, number):
+        self.rekindle.wait(lambda: recovery(self.rekindle)["images"][-1:] == [f"a.{number}"], f"image {number}")
+
+
 def test_images_are_taken_after_so_many_steps(rekindle):
-    place = rekindle.root
-    (place / "steps").write_text("from an earlier run")
-
-    def goes_to(step):
-        (place / "next").write_text(str(step))
-        (place / "next").rename(place / "limit")
-        rekindle.wait(lambda: rekindle.lines("a")[-1:] == [str(step)], f"step {step}")
-
-    (place / "limit").write_text("4")
-    options = ("--every-steps", "5", "--step-file", "steps", "-w", place, "--restart", "on-failure")
-    rekindle("run", "-d", "--name", "a", *options, "--", sys.executable, STEPS, place)
-    goes_to(4)
+    program = Stepping(rekindle, STEPS)
+    program.goes_to(4)
     assert recovery(rekindle)["plan"]["steps"] == {"every": 5, "file": "steps"}
     # Nothing is due, however long it takes.
     time.sleep(0.3)
     assert recovery(rekindle)["images"] == []
     for number, step in enumerate((5, 10), 1):
-        goes_to(step)
-        rekindle.wait(lambda number=number: recovery(rekindle)["images"][-1:] == [f"a.{number}"], f"image {number}")
-        goes_to(step + 4)
+        program.goes_to(step)
+        program.has_image(number)
+        program.goes_to(step + 4)
     crash(rekindle)
     is_back(rekindle, 1)
-    goes_to(16)
+    program.goes_to(16)
     *_, first, last = runs_of(rekindle)
     assert first == list(range(1, 15)) and last == list(range(11, 17))
     rekindle("kill", "a")
+
+
+def test_an_image_that_turns_out_to_be_damaged_is_passed_over(rekindle):
+    program = Stepping(rekindle, GPU_STEPS, "--keep", "3", "--gpu", "emulated:bandwidth=32M")
+    chunks = []
+    for number, step in enumerate((5, 10), 1):
+        program.goes_to(step)
+        program.has_image(number)
+        store = Path(rekindle.json("inspect", f"a.{number}")["path"]).parents[1] / "chunks"
+        chunks.append({file for file in store.rglob("*") if file.is_file()})
+    # What the newest image has of its own is all on the GPU.
+    of_its_own = chunks[1] - chunks[0]
+    assert of_its_own
+    file = max(of_its_own)
+    file.chmod(0o600)
+    with file.open("r+b") as damaged:
+        damaged.seek(file.stat().st_size // 2)
+        damaged.write(bytes(64))
+    crash(rekindle)
+    # The damage is found when the program goes on.
+    (program.place / "limit").write_text("8")
+    is_back(rekindle, 2)
+    rekindle.wait(lambda: rekindle.lines("a")[-1:] == ["8"], "step 8")
+    logs = rekindle("logs", "a")
+    assert [image for image in ("a.2", "a.1") if logs.count(f'restored from the image "{image}"') == 1] == ["a.2", "a.1"], logs
+    assert runs_of(rekindle)[-1] == [6, 7, 8]
+    rekindle("kill", "a")
+
+
+def test_an_image_whose_daemon_died_before_it_was_noted_counts(rekindle):
+    rekindle.environment["REKINDLE_FAULT"] = "committed:hang"
+    program = Stepping(rekindle, STEPS, "--keep", "1")
+    program.goes_to(6)
+    rekindle.wait((rekindle.marks / "committed").exists, "the image")
+    os.kill(machine.daemon(rekindle), signal.SIGKILL)
+    del rekindle.environment["REKINDLE_FAULT"]
+    program.has_image(1)
+    program.goes_to(9)
+    crash(rekindle)
+    is_back(rekindle, 1)
+    program.goes_to(12)
+    program.has_image(2)
+    rekindle.wait(lambda: [image["name"] for image in rekindle.json("images")["images"]] == ["a.2"], "the first one's end")
+    rekindle("kill", "a")
+
+
+def test_who_waits_to_be_brought_back_is_not_removed_with_those_that_have_ended(rekindle):
+    (rekindle.root / "loop").touch()
+    rekindle(*run(rekindle, "--restart", "on-failure:100"))
+    rekindle("run", "--name", "other", "--", "true")
+    rekindle.wait(lambda: recovery(rekindle)["recoveries"] >= 3, "some failures")
+    while rekindle.sandbox("a")["pid"]:
+        time.sleep(0.001)
+    rekindle("prune", "--images")
+    assert not any(row["name"] == "other" for row in rekindle.sandboxes())
+    (rekindle.root / "loop").unlink()
+    rekindle.wait(lambda: rekindle.sandbox("a")["pid"] and len(rekindle.lines("a")) > 10, "the program")
+    end(rekindle)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::{Run, State};
+use rekindle_store::Error as StoreError;
 
 use crate::checkpoint::{self, CheckpointRequest};
 use crate::daemon::Daemon;
@@ -53,13 +54,20 @@ pub fn follow(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) {
 
 /// Takes images until the program has ended.
 fn attend(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
+    settle(daemon, sandbox);
     let record = sandbox.record();
-    let Some(Recovery { plan, steps: done, .. }) = record.recovery else { return };
+    let Some(recovery) = record.recovery else { return };
+    let mut is_new_here = recovery.lacks_image();
+    let Recovery { plan, steps: done, .. } = recovery;
     let every = plan.every_ms.map(Duration::from_millis);
     let directory = Path::new(&record.directory);
     let mut steps = plan.steps.map(|plan| Steps::new(&plan, done, directory, &sandbox.root()));
     let mut due = every.map(|every| Instant::now() + every);
     loop {
+        // A failure would take it back to its beginning, so it has an image at once.
+        if std::mem::take(&mut is_new_here) && (every.is_some() || steps.is_some()) {
+            take_or_tell(daemon, sandbox);
+        }
         let rest = due.map(|due| due.saturating_duration_since(Instant::now()));
         let limit = if steps.is_some() { Some(rest.unwrap_or(LOOK).min(LOOK)) } else { rest };
         if sandbox.wait_end(limit).is_some() {
@@ -72,14 +80,18 @@ fn attend(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
         if are_due.is_none() && due.is_none_or(|due| Instant::now() < due) {
             continue;
         }
-        match take(daemon, sandbox) {
-            // One that has ended, or on which somebody else works just now.
-            Ok(())
-            | Err(Error::EndedMeanwhile { .. } | Error::NotRunning { .. } | Error::Occupied { .. }) => {}
-            Err(error) => sandbox.report_problem(format!("the image that was due was not taken: {error}")),
-        }
+        take_or_tell(daemon, sandbox);
         due = every.map(|every| Instant::now() + every);
     }
+}
+
+fn take_or_tell(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
+    match take(daemon, sandbox) {
+        // One that has ended, or on which somebody else works just now.
+        Ok(()) | Err(Error::EndedMeanwhile { .. } | Error::NotRunning { .. } | Error::Occupied { .. }) => {}
+        Err(error) => sandbox.report_problem(format!("the image that was due was not taken: {error}")),
+    }
+    settle(daemon, sandbox);
 }
 
 fn take(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
@@ -88,32 +100,54 @@ fn take(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
         return Ok(());
     }
     let Some(recovery) = sandbox.record().recovery else { return Ok(()) };
-    let name = |number: &u64| format!("{}.{number}", sandbox.name());
-    let number = (recovery.number + 1..).find(|number| daemon.store.image(&name(number)).is_err());
-    let number = number.unwrap_or(recovery.number + 1);
-    let (to, begun) = (name(&number), unix_ms());
+    let name = |number: u64| image_name(sandbox, number);
+    let number = (recovery.number + 1..).find(|number| daemon.store.image(&name(*number)).is_err());
+    let to = name(number.unwrap_or(recovery.number + 1));
     let _making = daemon.making.take(&to)?;
+    change(sandbox, |recovery| recovery.takes(to.clone(), unix_ms()))?;
     let request = CheckpointRequest {
         to: &to,
         leave_running: true,
         gpu_wait: GPU_WAIT,
         ..CheckpointRequest::default()
     };
-    checkpoint::checkpoint(daemon, sandbox, &request, &Reply::to_nobody())?;
-    events::tell_of_image("image-made", &to);
-    let mut beyond = Vec::new();
-    sandbox.update(|record| {
-        if let Some(recovery) = &mut record.recovery {
-            recovery.number = number;
-            beyond = recovery.took(to.clone(), begun);
-        }
+    checkpoint::checkpoint(daemon, sandbox, &request, &Reply::to_nobody()).inspect_err(|_| {
+        // One of that name may have been made by somebody else meanwhile.
+        let _ = change(sandbox, |recovery| recovery.took(recovery.number, false));
     })?;
-    if !beyond.is_empty()
-        && let Err(error) = images::remove(daemon, &beyond)
-    {
+    events::tell_of_image("image-made", &to);
+    Ok(())
+}
+
+fn image_name(sandbox: &Sandbox, number: u64) -> String {
+    format!("{}.{number}", sandbox.name())
+}
+
+/// Notes whether the last image was made, which an earlier daemon may have begun, and removes those beyond the number to be
+/// kept.
+fn settle(daemon: &Daemon, sandbox: &Sandbox) {
+    let Some(recovery) = sandbox.record().recovery else { return };
+    let mut is_noted = Ok(());
+    if let Some(image) = recovery.taking() {
+        let number = image.rsplit('.').next().and_then(|number| number.parse().ok());
+        let is_made = daemon.store.image(image).is_ok();
+        is_noted = change(sandbox, |recovery| recovery.took(number.unwrap_or(recovery.number), is_made));
+    }
+    let beyond = sandbox.record().recovery.map(|recovery| recovery.beyond).unwrap_or_default();
+    if beyond.is_empty() {
+        return is_noted.unwrap_or_else(|error| log::warn!("{error}"));
+    }
+    if let Err(error) = images::remove(daemon, &beyond) {
         log::warn!("images that are no longer kept: {error}");
     }
-    Ok(())
+    let is_gone = |image: &String| matches!(daemon.store.image(image), Err(StoreError::NoImage { .. }));
+    if let Err(error) = change(sandbox, |recovery| recovery.beyond.retain(|image| !is_gone(image))) {
+        log::warn!("{error}");
+    }
+}
+
+fn change(sandbox: &Sandbox, change: impl FnOnce(&mut Recovery)) -> Result<()> {
+    sandbox.update(|record| record.recovery.as_mut().map_or((), change))
 }
 
 /// How a sandbox ended.
@@ -176,7 +210,7 @@ fn plan(sandbox: &Sandbox, ask: impl FnOnce(&mut Recovery) -> Next) -> Option<Ne
 /// Restores the newest image that comes back, or starts the program anew.
 fn again(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery) -> Result<Arc<Sandbox>> {
     let mut failed = None;
-    for taken in recovery.taken.iter().rev() {
+    for taken in &recovery.candidates() {
         let mut recovery = recovery.clone();
         recovery.goes_on(Some(taken), unix_ms());
         match restored(daemon, sandbox, &taken.image, recovery) {

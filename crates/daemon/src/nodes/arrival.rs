@@ -22,6 +22,7 @@ use crate::restore::{self, RestoreRequest, load_order};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::names;
 use crate::sandboxes::record::Record;
+use crate::sandboxes::recovery::unix_ms;
 use crate::workers::gpu_half;
 
 use super::image_name;
@@ -186,7 +187,7 @@ impl Arrival<'_> {
             gpu: self.offer.gpu.as_deref(),
             publish: &self.offer.publish,
             order: load_order::usual(),
-            recovery: self.offer.recovery.clone(),
+            recovery: self.offer.recovery.clone().map(|recovery| recovery.arrives(unix_ms())),
             ready_check: Some(&ready_check),
             ..RestoreRequest::default()
         };

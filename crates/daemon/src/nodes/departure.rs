@@ -16,6 +16,7 @@ use crate::peers::{Link, MESSAGE_LIMIT};
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Leaving;
+use crate::sandboxes::recovery::unix_ms;
 use crate::timeline::Timeline;
 
 use super::message::{Answer, Ask, Hello, Offer};
@@ -134,7 +135,7 @@ impl Migration<'_> {
             publish: options.publish.clone(),
             log_start: record.log_start,
             // Its images stay here.
-            recovery: record.recovery.map(|recovery| recovery.elsewhere()),
+            recovery: record.recovery.map(|recovery| recovery.leaves(unix_ms())),
             user: record.user,
             terminal: record.terminal,
         };

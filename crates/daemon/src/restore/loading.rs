@@ -132,6 +132,7 @@ fn end(sandbox: &Sandbox, image: &str, error: &Error) {
     let Ok(cpu) = sandbox.cpu("ended") else { return };
     sandbox
         .report_problem(format!("image {image:?} could not be restored, and the program was ended: {error}"));
+    sandbox.note(|record| record.recovery.iter_mut().for_each(|recovery| recovery.suspects(image)));
     if let Err(error) = cpu.kill() {
         log::error!("a program whose GPU memory could not be loaded was not ended: {error}");
     }

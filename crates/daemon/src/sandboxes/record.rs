@@ -213,6 +213,13 @@ impl Record {
         self.recovery.as_ref().is_some_and(|recovery| !recovery.over)
     }
 
+    /// The images that it runs from, or may be brought back from.
+    pub fn needs_images(&self) -> Vec<String> {
+        let from = self.image.iter().filter(|_| self.is_live());
+        let recovery = self.recovery.iter().filter(|recovery| !recovery.over);
+        from.chain(recovery.flat_map(Recovery::images)).cloned().collect()
+    }
+
     pub fn is_live(&self) -> bool {
         self.state.is_live()
     }

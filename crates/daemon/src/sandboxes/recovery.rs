@@ -25,6 +25,12 @@ pub struct Recovery {
     pub taken: Vec<RecoveryPoint>,
     /// The number of the last image.
     pub number: u64,
+    /// The image that is taken: a daemon that comes meanwhile finds it made or not.
+    #[serde(default)]
+    taking: Option<RecoveryPoint>,
+    /// Images beyond the number to be kept that are still there.
+    #[serde(default)]
+    pub beyond: Vec<String>,
     /// The program's steps when an image was last due.
     #[serde(default)]
     pub steps: u64,
@@ -38,7 +44,7 @@ pub struct Recovery {
     recoveries: u32,
     repeated_ms: u64,
     lost_ms: u64,
-    /// When the user last sent it a signal, since 1970.
+    /// When the user last sent it a signal, since 1970; 0: never.
     asked_unix_ms: u64,
     /// When this run of the program ended, since 1970.
     ended_unix_ms: u64,
@@ -56,6 +62,9 @@ pub struct RecoveryPoint {
     unix_ms: u64,
     #[serde(default)]
     steps: u64,
+    /// A program that was restored from it was ended, since not all of it could be loaded.
+    #[serde(default)]
+    is_suspect: bool,
 }
 
 /// How a run of a program ended.
@@ -90,26 +99,65 @@ impl Recovery {
         Recovery { plan, environment, allowed, began_unix_ms: unix_ms(), ..Recovery::default() }
     }
 
-    /// Of a program that goes on at another node, where none of its images are.
-    pub fn elsewhere(mut self) -> Recovery {
-        (self.taken, self.number) = (Vec::new(), 0);
+    /// Of a program that leaves for another node, at this time: none of its images are there, and another clock.
+    pub fn leaves(mut self, now: u64) -> Recovery {
+        (self.began_ms, self.began_unix_ms) = (self.own_ms(now), 0);
+        (self.taken, self.number, self.taking, self.beyond) = (Vec::new(), 0, None, Vec::new());
+        self.asked_unix_ms = 0;
         self
+    }
+
+    /// Of a program that has come from another node, at this time.
+    pub fn arrives(mut self, now: u64) -> Recovery {
+        self.began_unix_ms = now;
+        self
+    }
+
+    /// Whether a failure now would take it back to its beginning, though it was imaged before.
+    pub fn lacks_image(&self) -> bool {
+        self.taken.is_empty() && self.began_ms > 0
     }
 
     fn own_ms(&self, now: u64) -> u64 {
         self.began_ms + now.saturating_sub(self.began_unix_ms)
     }
 
-    /// An image was begun at this time; what is beyond the number to be kept comes back.
-    pub fn took(&mut self, image: String, begun: u64) -> Vec<String> {
-        self.taken.push(RecoveryPoint {
-            image,
-            at_ms: self.own_ms(begun),
-            unix_ms: begun,
-            steps: self.steps,
-        });
+    /// An image of this name is about to be taken, at this time.
+    pub fn takes(&mut self, image: String, now: u64) {
+        let (at_ms, steps) = (self.own_ms(now), self.steps);
+        self.taking = Some(RecoveryPoint { image, at_ms, unix_ms: now, steps, is_suspect: false });
+    }
+
+    /// The image that was taken last, as far as is known.
+    pub fn taking(&self) -> Option<&str> {
+        self.taking.as_ref().map(|taking| taking.image.as_str())
+    }
+
+    /// That image was made, or was not.
+    pub fn took(&mut self, number: u64, is_made: bool) {
+        let Some(taken) = self.taking.take().filter(|_| is_made) else { return };
+        self.number = number;
+        self.taken.push(taken);
         let beyond = self.taken.len().saturating_sub(self.plan.keep as usize);
-        self.taken.drain(..beyond).map(|taken| taken.image).collect()
+        self.beyond.extend(self.taken.drain(..beyond).map(|taken| taken.image));
+    }
+
+    /// Not all of an image could be loaded.
+    pub fn suspects(&mut self, image: &str) {
+        let named = self.taken.iter_mut().filter(|taken| taken.image == image);
+        named.for_each(|taken| taken.is_suspect = true);
+    }
+
+    /// All that it may go on from, the oldest first.
+    pub fn images(&self) -> impl Iterator<Item = &String> {
+        self.taken.iter().map(|taken| &taken.image)
+    }
+
+    /// What it may go on from, the best first: the newest, and only then those that could not be loaded.
+    pub fn candidates(&self) -> Vec<RecoveryPoint> {
+        let mut all: Vec<RecoveryPoint> = self.taken.iter().rev().cloned().collect();
+        all.sort_by_key(|taken| taken.is_suspect);
+        all
     }
 
     pub fn asked(&mut self, now: u64) {
@@ -123,7 +171,9 @@ impl Recovery {
 
     /// What comes after such an end.
     pub fn after(&mut self, end: End) -> Next {
-        let was_asked = self.ended_unix_ms.saturating_sub(self.asked_unix_ms) < ASKED.as_millis() as u64;
+        // The clock may have been set meanwhile.
+        let since_asked = self.ended_unix_ms.abs_diff(self.asked_unix_ms);
+        let was_asked = since_asked < ASKED.as_millis() as u64;
         let (Some(most), End::Failed(code), false, false) = (self.plan.restarts, end, was_asked, self.over)
         else {
             self.over = true;
@@ -199,7 +249,7 @@ impl Recovery {
     pub fn shown(&self) -> Shown {
         Shown {
             plan: self.plan.clone(),
-            images: self.taken.iter().map(|taken| taken.image.clone()).collect(),
+            images: self.images().cloned().collect(),
             recoveries: self.recoveries,
             repeated_ms: self.repeated_ms,
             lost_ms: self.lost_ms,
@@ -222,12 +272,52 @@ mod tests {
         all.after(end)
     }
 
+    fn take(all: &mut Recovery, image: &str, at: u64) {
+        all.takes(image.into(), at);
+        all.took(all.number + 1, true);
+    }
+
     #[test]
     fn as_many_images_are_kept_as_are_wanted() {
         let mut all = recovery(Some(10), None);
-        assert!(all.took("a".into(), 1_000_010).is_empty() && all.took("b".into(), 1_000_020).is_empty());
-        assert_eq!(all.took("c".into(), 1_000_030), ["a"]);
-        assert_eq!(all.shown().images, ["b", "c"]);
+        take(&mut all, "a", 1_000_010);
+        take(&mut all, "b", 1_000_020);
+        assert_eq!(all.beyond, [""; 0]);
+        take(&mut all, "c", 1_000_030);
+        assert_eq!((&all.beyond[..], &all.shown().images[..]), (&["a".into()][..], &["b".into(), "c".into()][..]));
+        all.takes("d".into(), 1_000_040);
+        assert_eq!(all.taking(), Some("d"));
+        all.took(4, false);
+        assert_eq!((all.taking(), all.number, all.taken.len()), (None, 3, 2));
+    }
+
+    #[test]
+    fn what_could_not_be_loaded_comes_last() {
+        let mut all = recovery(Some(10), Some(3));
+        all.plan.keep = 3;
+        for (image, at) in [("a", 1_000_010), ("b", 1_000_020), ("c", 1_000_030)] {
+            take(&mut all, image, at);
+        }
+        let names = |all: &Recovery| all.candidates().into_iter().map(|taken| taken.image).collect::<Vec<_>>();
+        assert_eq!(names(&all), ["c", "b", "a"]);
+        all.suspects("c");
+        all.suspects("another program's");
+        assert_eq!(names(&all), ["b", "a", "c"]);
+    }
+
+    #[test]
+    fn at_another_node_its_own_time_goes_on_by_the_clock_there() {
+        let mut here = recovery(Some(1000), Some(3));
+        take(&mut here, "a", 1_005_000);
+        here.asked(1_009_000);
+        // A day before.
+        let mut there = here.leaves(1_010_000).arrives(500_000);
+        assert!(there.lacks_image());
+        assert_eq!(after(&mut there, End::Failed(Some(1)), 502_000), Next::Again(Duration::ZERO));
+        there.goes_on(None, 502_000);
+        assert_eq!(there.shown().repeated_ms, 12_000);
+        take(&mut there, "b", 503_000);
+        assert!(!there.lacks_image());
     }
 
     #[test]
@@ -242,12 +332,16 @@ mod tests {
         let mut earlier = with();
         earlier.asked(1_030_000);
         assert_eq!(after(&mut earlier, End::Failed(Some(1)), 1_060_000), Next::Again(Duration::ZERO));
+        // The clock was set back meanwhile.
+        let mut earlier = with();
+        earlier.asked(4_000_000);
+        assert_eq!(after(&mut earlier, End::Failed(Some(1)), 1_060_000), Next::Again(Duration::ZERO));
     }
 
     #[test]
     fn a_loop_ends_and_progress_does_not() {
         let mut stuck = recovery(Some(1000), Some(2));
-        stuck.took("a".into(), 1_005_000);
+        take(&mut stuck, "a", 1_005_000);
         let taken = stuck.taken[0].clone();
         let mut now = 1_008_000;
         let mut delays = Vec::new();
@@ -272,7 +366,7 @@ mod tests {
         let (mut farther, mut now) = (recovery(Some(1000), Some(1)), 1_000_000);
         for _ in 0..10 {
             now += 2000;
-            farther.took("a".into(), now);
+            take(&mut farther, "a", now);
             let taken = farther.taken.last().unwrap().clone();
             now += 100;
             assert_eq!(after(&mut farther, End::Failed(None), now), Next::Again(Duration::ZERO));

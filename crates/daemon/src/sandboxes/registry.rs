@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::names;
-use crate::sandboxes::record::state_word;
+use crate::sandboxes::record::{Record, state_word};
 
 /// How many ended sandboxes are remembered, with their logs.
 pub const ENDED_KEPT: usize = 100;
@@ -112,12 +112,12 @@ impl Registry {
         Ok(sandboxes.remove(name).map_or(0, |sandbox| forget(name, &sandbox)))
     }
 
-    /// Forgets all that have ended; their names, and the room that their logs took.
+    /// Forgets all that have ended and stay so; their names, and the room that their logs took.
     pub fn forget_ended(&self) -> (Vec<String>, u64) {
         let mut freed = 0;
         let mut names: Vec<String> = self
             .lock()
-            .extract_if(|_, sandbox| !sandbox.is_live())
+            .extract_if(|_, sandbox| has_ended(&sandbox.record()))
             .map(|(name, sandbox)| {
                 freed += forget(&name, &sandbox);
                 name
@@ -138,12 +138,16 @@ fn forget(name: &str, sandbox: &Sandbox) -> u64 {
     sandbox.forget()
 }
 
+/// Not one that waits to be brought back.
+fn has_ended(record: &Record) -> bool {
+    !record.is_live() && !record.goes_on()
+}
+
 fn trim(sandboxes: &mut HashMap<String, Arc<Sandbox>>) {
-    if sandboxes.values().filter(|sandbox| !sandbox.is_live()).count() <= ENDED_KEPT {
+    let mut ended: Vec<_> = sandboxes.values().map(|sandbox| sandbox.record()).filter(has_ended).collect();
+    if ended.len() <= ENDED_KEPT {
         return;
     }
-    let mut ended: Vec<_> =
-        sandboxes.values().map(|sandbox| sandbox.record()).filter(|record| !record.is_live()).collect();
     ended.sort_by(|a, b| b.ended.cmp(&a.ended));
     for record in &ended[ENDED_KEPT..] {
         if let Some(sandbox) = sandboxes.remove(&record.name) {

@@ -42,13 +42,14 @@ pub fn remove(daemon: &Daemon, names: &[String], only_sandboxes: bool) -> Result
     }
 }
 
-/// Removes all ended sandboxes with their logs, and with `images` the images that no sandbox runs from and no service has.
+/// Removes all ended sandboxes with their logs, and with `images` the images that no sandbox runs from or
+/// may be brought back from, and no service has.
 pub fn prune(daemon: &Daemon, images: bool) -> Result<Value> {
     let (sandboxes, mut freed) = daemon.sandboxes.forget_ended();
     let mut removed = Vec::new();
     if images {
-        let live = daemon.sandboxes.all().into_iter().filter(|sandbox| sandbox.is_live());
-        let mut used: BTreeSet<String> = live.filter_map(|sandbox| sandbox.record().image).collect();
+        let records = daemon.sandboxes.all().into_iter().map(|sandbox| sandbox.record());
+        let mut used: BTreeSet<String> = records.flat_map(|record| record.needs_images()).collect();
         used.extend(services::images(daemon));
         let all = daemon.store.images()?.into_iter().map(|image| image.name);
         // Those of programs that move go by themselves.
