@@ -16,6 +16,19 @@ def beyond(row):
     return [(one["first_answer_s"] - one["warm_answer_s"]) * 1e3 for one in row["restores"]]
 
 
+def p95(values):
+    """None is beyond what was measured, however few they are."""
+    return statistics.quantiles(values, n=20, method="inclusive")[-1]
+
+
+def beside_others(whole, pieces, quiet):
+    """The 95th percentile is held against that of a quiet machine."""
+    said = [f"{spread(running(row), 0)}, p95 {p95(running(row)):.0f}" for row in (whole, pieces)]
+    limit = 3 * p95(running(quiet))
+    reached = verdict(p95(running(pieces)) <= limit)
+    return f"| restore to running, two other torch programs start and end in a loop | {said[0]} | {said[1]} | p95 {limit:.0f} ms | {reached} |"
+
+
 def restores(results):
     lines = [
         "| what | modules whole, ms | in pieces, ms | to reach | |",
@@ -31,8 +44,7 @@ def restores(results):
     line("restore to running", "", running, 80)
     line("first answer beyond a warm one", "", beyond, 180)
     line("restore to running, no worker waits", ", no worker", running, 600)
-    quiet = statistics.quantiles(running(of("")[1]), n=20)[-1]
-    line("restore to running, two other torch programs start and end in a loop", ", beside others", running, round(3 * quiet))
+    lines.append(beside_others(*of(", beside others"), quiet=of("")[1]))
     turns = running(rows["in turn"])
     reached = statistics.median(turns) <= 80 and max(turns) <= 150
     lines.append(f"| twelve images in turn, twice: restore to running | | {spread(turns, 0)} | 80 ms, at worst 150 ms | {verdict(reached)} |")
