@@ -58,7 +58,7 @@ impl Image {
         advice::write(self, LOAD_ORDER, &LoadOrder { parts: parts.to_vec(), restores: None })
     }
 
-    /// Adds what a restore's requests have named, the first first, unless the order is settled. Says whether it did.
+    /// Adds what a restore's requests have named, in that order, unless the order is settled. Says whether it did.
     /// `another`: nothing of this restore was added before.
     pub fn learn_load_order(&self, seen: &[String], another: bool) -> Result<bool> {
         let _turn = advice::lock(self)?;

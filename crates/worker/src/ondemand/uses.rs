@@ -134,7 +134,7 @@ impl Uses {
         self.note_parts(&after);
     }
 
-    /// Names of parts, the one used first first.
+    /// Names of parts, in first-use order.
     pub(crate) fn names(&self) -> Vec<String> {
         self.order.iter().map(|part| self.spans.names[*part].clone()).collect()
     }

@@ -12,7 +12,7 @@ import numpy
 class Chosen:
     token: int
     logprob: float = 0.0
-    # The most likely ones, the first first; they are looked for only if somebody wants them.
+    # The most likely ones, in falling order; they are looked for only if somebody wants them.
     most_likely: tuple[tuple[int, float], ...] = ()
 
 
