@@ -122,7 +122,7 @@ pub enum Command {
     },
     /// Copy files or directories into a sandbox or out of it.
     ///
-    /// One end is SANDBOX:PATH, the other a path here. What is to be called as before is copied into a directory.
+    /// One end is SANDBOX:PATH, the other a path here. To keep its name, copy it into a directory.
     Cp {
         #[arg(value_name = "FROM", value_parser = End::parse)]
         from: End,

@@ -42,7 +42,7 @@ pub struct MigrateArguments {
 pub enum NodeCommand {
     /// Say this node's public key, which other nodes are told, and where it is heard.
     Id,
-    /// Have another node be known. It has to know this one too.
+    /// Add a node that this one knows. It has to know this one too.
     Add {
         /// What it is called here.
         name: String,
@@ -53,7 +53,7 @@ pub enum NodeCommand {
     },
     /// List the nodes that are known.
     Ls,
-    /// Know a node no more.
+    /// Forget a node.
     Rm {
         #[arg(add = ArgValueCandidates::new(completion::nodes))]
         name: String,

@@ -79,7 +79,7 @@ pub struct ServiceArguments {
     /// The private key of that certificate (PEM).
     #[arg(long, value_name = "FILE", value_parser = absolute, requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// Have clients speak no TLS any more.
+    /// Have clients speak without TLS.
     #[arg(long, conflicts_with = "tls_certificate")]
     no_tls: bool,
 }

@@ -11,7 +11,7 @@ use crate::completion;
 
 #[derive(Debug, Subcommand)]
 pub enum TenantCommand {
-    /// Make a tenant, and print its first token, which is shown this once.
+    /// Make a tenant, and print its first token. It is shown only once.
     Create {
         name: String,
         #[command(flatten)]
@@ -26,11 +26,11 @@ pub enum TenantCommand {
         #[command(flatten)]
         quota: QuotaArguments,
     },
-    /// Make a further token of a tenant, and print it, which is shown this once.
+    /// Make a further token of a tenant, and print it. It is shown only once.
     Token {
         #[arg(add = ArgValueCandidates::new(completion::tenants))]
         name: String,
-        /// Have the token with this ID let nobody in any more, in place of making one. `tenant ls` shows them.
+        /// Revoke the token with this ID, in place of making one. `tenant ls` shows them.
         #[arg(long, value_name = "ID")]
         revoke: Option<String>,
     },

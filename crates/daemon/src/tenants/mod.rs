@@ -78,7 +78,7 @@ pub fn add_token(daemon: &Daemon, name: &str) -> Result<Value> {
     Ok(with_token(shown(daemon, &tenant), &id, &told))
 }
 
-/// Has a token let nobody in any more.
+/// Revokes a token.
 pub fn revoke(daemon: &Daemon, name: &str, id: &str) -> Result<Value> {
     let _changing = daemon.tenants.lock().unwrap_or_else(PoisonError::into_inner);
     let tenant = find(daemon, name)?;
