@@ -1,11 +1,13 @@
 """Functions that wait, for programs with an event loop too: `f(x)` waits, `await f.aio(x)` lets others go on meanwhile.
 
-What waits does so in a thread either way.
+What waits for others than this program does so in one of a number of threads. None of them waits for what another one of them is
+to do, so that however much is begun at once, all of it is done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 from collections.abc import Callable
@@ -25,23 +27,36 @@ def threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, "rekindle")
 
 
-def begin(function: Callable[[], R]) -> Future[R]:
-    """Has it done in a thread, in this context."""
-    return threads().submit(contextvars.copy_context().run, function)
+def begin(function: Callable[[], R], context: contextvars.Context | None = None) -> Future[R]:
+    """Has it done in a thread, in this context or a copy of that one. It waits for nothing that was begun so."""
+    context = contextvars.copy_context() if context is None else context.copy()
+    return threads().submit(context.run, function)
+
+
+async def result_of(future: Future[R]) -> R:
+    """What it has come to, awaited."""
+    # Of an exception of this type asyncio has a copy, without its notes.
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wrap_future(future)
+    return future.result()
 
 
 class Both(Generic[P, R]):
-    """A function that waits, and its twin for an event loop."""
+    """A function that waits, and its twin for an event loop.
 
-    def __init__(self, function: Callable[P, R]) -> None:
-        self.function = function
+    One that waits for what is done in threads, as `begin` has it, says how that is begun.
+    """
+
+    def __init__(self, function: Callable[P, R], beginning: Callable[P, Future[R]] | None = None) -> None:
+        self.function, self.beginning = function, beginning
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     async def aio(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.wrap_future(begin(functools.partial(self.function, *args, **kwargs)))
+        beginning = self.beginning or (lambda *args, **kwargs: begin(functools.partial(self.function, *args, **kwargs)))
+        return await result_of(beginning(*args, **kwargs))
 
 
 class both(Generic[S, P, R]):  # noqa: N801

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import functools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from rekindle.address import Service
-from rekindle.both import Both, begin, both
+from rekindle.both import Both, begin, result_of
 from rekindle.client import Client
 
 P = ParamSpec("P")
@@ -19,16 +21,36 @@ R = TypeVar("R")
 WINDOW = 32
 
 
+class Get(Generic[R]):
+    """Waits for the result of a call."""
+
+    def __init__(self, future: Future[R]) -> None:
+        self.future = future
+
+    def __call__(self, timeout: float | None = None) -> R:
+        return self.future.result(timeout)
+
+    async def aio(self, timeout: float | None = None) -> R:
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(asyncio.wrap_future(self.future))
+        except TimeoutError:
+            # It may be that of the call.
+            if self.future.done():
+                return self.future.result()
+            raise
+
+
 class FunctionCall(Generic[R]):
     """A call that goes on in a thread of this program."""
 
     def __init__(self, future: Future[R]) -> None:
         self.future = future
 
-    @both
-    def get(self, timeout: float | None = None) -> R:
+    @property
+    def get(self) -> Get[R]:
         """The result. TimeoutError if there is none after so many seconds; the call goes on."""
-        return self.future.result(timeout)
+        return Get(self.future)
 
     def done(self) -> bool:
         return self.future.done()
@@ -55,16 +77,35 @@ class Map(Generic[R]):
                 future.cancel()
 
     async def aio(self, *inputs: Iterable[Any], window: int = WINDOW, return_exceptions: bool = False) -> AsyncIterator[R]:
-        results = self(*inputs, window=window, return_exceptions=return_exceptions)
-        end = object()
-        step = Both(lambda: next(results, end))
-        while (value := await step.aio()) is not end:
-            yield cast(R, value)
+        under_way: deque[Future[R]] = deque()
+        following = functools.partial(next, zip(*inputs, strict=False), None)
+        # What is mapped may wait for anything before it has the next one, calls too: it has a thread for itself.
+        its_thread = ThreadPoolExecutor(1, "rekindle-map")
+        try:
+            while (given := await result_of(its_thread.submit(contextvars.copy_context().run, following))) is not None:
+                under_way.append(begin(functools.partial(self.call, *given)))
+                if len(under_way) >= max(1, window):
+                    yield await outcome_in_loop(under_way.popleft(), return_exceptions)
+            while under_way:
+                yield await outcome_in_loop(under_way.popleft(), return_exceptions)
+        finally:
+            its_thread.shutdown(wait=False)
+            for future in under_way:
+                future.cancel()
 
 
 def outcome(future: Future[R], return_exceptions: bool) -> R:
     try:
         return future.result()
+    except Exception as error:
+        if return_exceptions:
+            return cast(R, error)
+        raise
+
+
+async def outcome_in_loop(future: Future[R], return_exceptions: bool) -> R:
+    try:
+        return await result_of(future)
     except Exception as error:
         if return_exceptions:
             return cast(R, error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextvars
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,7 @@ class Workflow:
     @property
     def remote(self) -> Both[..., Any]:
         """Runs it and waits for its result. What a step raises is raised, with the step's name in a note."""
-        return Both(self.run)
+        return Both(self.run, self.begin)
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
         """Runs all of it in this program, one step after the other."""
@@ -72,12 +73,10 @@ class Workflow:
         return results[last]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        last = self.last()
-        results: dict[Step, Future[Any]] = {}
-        # In their order: whoever waits for a result has a thread later than who makes it.
-        for step in self.steps:
-            results[step] = begin(self.work(step, [results[one] for one in step.after], args, kwargs))
-        return results[last].result()
+        return self.begin(*args, **kwargs).result()
+
+    def begin(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        return Run(self, args, kwargs).begin()
 
     def last(self) -> Step:
         ends = [step for step in self.steps if not self.uses(step)]
@@ -89,17 +88,58 @@ class Workflow:
     def uses(self, step: Step) -> int:
         return sum(other.after.count(step) for other in self.steps)
 
-    def work(self, step: Step, inputs: list[Future[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """What a step does in its thread."""
-        handing_on = HandingOn(self.least, self.uses(step), self.expiry)
 
-        def run() -> Any:
-            given = tuple(one.result() for one in inputs)
-            named = {} if step.after else kwargs
+class Run:
+    """One run of a workflow. A step is called when all that it comes after have ended; until then it has no thread."""
+
+    def __init__(self, flow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+        self.steps, self.last = tuple(flow.steps), flow.last()
+        self.handing_on = {step: HandingOn(flow.least, flow.uses(step), flow.expiry) for step in self.steps}
+        self.context = contextvars.copy_context()
+        self.lock = threading.Lock()
+        self.results: dict[Step, Any] = {}
+        self.future: Future[Any] = Future()
+        # Nobody can cancel it from now on: what was begun goes on.
+        self.future.set_running_or_notify_cancel()
+
+    def begin(self) -> Future[Any]:
+        """What its last step has returned, or the first exception of a step."""
+        for step in self.steps:
+            if not step.after:
+                self.call(step, self.args, self.kwargs)
+        return self.future
+
+    def call(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def run() -> None:
             try:
-                return step.function.client.call(step.function.name, given if step.after else args, named, handing_on=handing_on)
-            except Exception as error:
+                result = step.function.client.call(step.function.name, args, kwargs, handing_on=self.handing_on[step])
+            except BaseException as error:
                 error.add_note(f"in the step {step.name!r} of a workflow")
-                raise
+                self.fail(error)
+            else:
+                self.go_on(step, result)
 
-        return run
+        try:
+            begin(run, self.context)
+        except RuntimeError as error:
+            # This program ends, or can have no further thread.
+            self.fail(error)
+
+    def go_on(self, step: Step, result: Any) -> None:
+        """Calls the steps that have waited for this one alone."""
+        if step is self.last:
+            self.future.set_result(result)
+            return
+        with self.lock:
+            self.results[step] = result
+            has_failed = self.future.done()
+            due = [one for one in self.steps if step in one.after and self.results.keys() >= set(one.after)]
+        for one in due if not has_failed else []:
+            self.call(one, tuple(self.results[before] for before in one.after), {})
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing comes of it any more, and no further step is called."""
+        with self.lock:
+            if not self.future.done():
+                self.future.set_exception(error)
