@@ -1,6 +1,10 @@
 """Workflows: steps have each other's arrays on the GPU, and the caller has the last one's result or exception."""
 
 import asyncio
+import contextlib
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy
 import pytest
@@ -55,6 +59,20 @@ class Other:
     @rekindle.method()
     def fail(self, made):
         raise ValueError(f"{type(made['numbers']).__name__} is not wanted")
+
+@app.cls(gpu="emulated", max_containers=1, retries=rekindle.Retries(2, initial_delay=0.05))
+class Again:
+    @rekindle.enter()
+    def compile(self):
+        scaled(numpy.zeros(4, "int32"), 1).copy_to_host()
+
+    @rekindle.method()
+    def quadruple(self, made):
+        return scaled(made["numbers"], 4)
+
+    @rekindle.method()
+    def sum(self, made, quadrupled):
+        return int(sum(one.copy_to_host().sum(dtype="int64") for one in (made["numbers"], quadrupled)))
 
 @app.function(gpu="emulated")
 def add(kinds_and_arrays):
@@ -148,3 +166,73 @@ def test_all_of_it_runs_in_this_program_too():
     first = flow.step(doubled)
     flow.step(pair, flow.step(doubled, first), first)
     assert flow.local(5, plus=1) == (22, 11)
+
+
+class Lossy(BaseHTTPRequestHandler):
+    """Brings requests to the service, and loses answers: those to `quadruple`, as many as the server has in `to_lose`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.endswith("quadruple"):
+            self.server.calls += 1
+            if self.server.calls > 1:
+                self.server.before_again()
+        connection = http.client.HTTPConnection(*self.server.to)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        self.close_connection = True
+        if self.path.endswith("quadruple") and self.server.calls <= self.server.to_lose:
+            return
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def lossy(deployer, to_lose, before_again=lambda: None):
+    """The class whose answers are lost on their way."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Lossy)
+    server.to = "127.0.0.1", deployer.service("flow-Again")["port"]
+    server.calls, server.to_lose, server.before_again = 0, to_lose, before_again
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield server, package.Cls.from_name("flow", "Again", url=f"http://127.0.0.1:{server.server_port}")()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("to_lose", [0, 1, 2])
+def test_a_step_whose_answer_is_lost_has_its_arrays_again_and_nobody_else_loses_them(deployer, parts, to_lose):
+    with lossy(deployer, to_lose) as (server, again):
+        flow = package.Workflow(expiry=10)
+        made = flow.step(parts[0].make)
+        flow.step(again.sum, made, flow.step(again.quadruple, made))
+        assert flow.remote(MANY) == 5 * sum(range(MANY))
+        assert server.calls == to_lose + 1
+    with lossy(deployer, to_lose) as (server, again):
+        flow = package.Workflow(expiry=10)
+        flow.step(again.quadruple, flow.step(parts[0].make))
+        assert numpy.array_equal(flow.remote(MANY), 4 * numpy.arange(MANY, dtype="int32"))
+    deployer.rekindle.wait(lambda: not left(deployer), "all arrays to be used up")
+
+
+def test_a_step_that_is_called_again_too_late_says_so(deployer, parts):
+    is_gone = lambda: deployer.rekindle.wait(lambda: not left(deployer), "the array to go")
+    with lossy(deployer, 1, before_again=is_gone) as (_, again):
+        flow = package.Workflow(expiry=10)
+        flow.step(again.quadruple, flow.step(parts[0].make))
+        words = r"flow-Again\.quadruple was called again, for its answer was lost, and what it was given is not there any more: the array"
+        with pytest.raises(package.RefNotFoundError, match=words):
+            flow.remote(MANY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rekindle.address import Service
@@ -50,8 +50,7 @@ class Client:
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False, handing_on: HandingOn | None = None) -> Any:
         """The result. One who is patient waits for a place among those who wait."""
-        how = [asdict(handing_on)] if handing_on else []
-        body = encode([list(args), kwargs, *how])
+        body = message(args, kwargs, handing_on)
         failures = 0
         while True:
             try:
@@ -63,6 +62,9 @@ class Client:
                     if isinstance(error, Rebuilt):
                         raise error.error from None
                     raise
+                if handing_on and not handing_on.again and may_be_done(error):
+                    handing_on = replace(handing_on, again=True)
+                    body = message(args, kwargs, handing_on)
             time.sleep(delay)
 
     def delay(self, error: Exception, failures: int, patient: bool) -> float | None:
@@ -97,6 +99,16 @@ class Client:
         except Lost as error:
             raise CallError(f"the connection was lost while {name} was called ({error}); whether it was carried out is not known") from error
         return result(name, answer)
+
+
+def message(args: tuple[Any, ...], kwargs: dict[str, Any], handing_on: HandingOn | None) -> Pieces:
+    how = [asdict(handing_on)] if handing_on else []
+    return encode([list(args), kwargs, *how])
+
+
+def may_be_done(error: Exception) -> bool:
+    """Whether all of a call may have been carried out that has no answer."""
+    return isinstance(error, CallError) and not isinstance(error, RefusedError | FunctionTimeoutError)
 
 
 def result(name: str, answer: Answer) -> Any:

@@ -100,6 +100,13 @@ def keep(source: Source, expiry: float, uses: int) -> Ref:
     return Ref(name, source.dtype, source.shape)
 
 
+def end_uses(refs: list[Ref]) -> None:
+    """Whoever was given these has no use for them any more. What cannot be told of goes when it expires."""
+    for ref in refs:
+        with contextlib.suppress(RefError):
+            let_go(ref, use_only=True)
+
+
 def let_go(ref: Ref, *, use_only: bool) -> None:
     with told(f"{ref} cannot be dropped"):
         driver.enter_context()
@@ -182,11 +189,15 @@ def check_order(shape: tuple[int, ...], strides: tuple[int, ...] | None, step: i
 
 @dataclass(frozen=True)
 class HandingOn:
-    """What becomes of a call's result for the `uses` that are called with it: arrays on the GPU of at least `least` bytes are put."""
+    """What becomes of a call's result for the `uses` that are called with it: arrays on the GPU of at least `least` bytes are put.
+
+    `again`: the call may have been carried out before, and its own uses be over.
+    """
 
     least: int
     uses: int
     expiry: float
+    again: bool = False
 
     def put(self, value: Any) -> Any:
         """The value, with references in place of such arrays in it."""

@@ -24,5 +24,9 @@ class Retries:
         """Seconds until the next try, after so many."""
         return min(self.max_delay, self.initial_delay * self.backoff ** (failures - 1))
 
+    def span(self) -> float:
+        """Seconds until the last try of those that fail at once."""
+        return sum(self.delay(failures) for failures in range(1, self.max_retries + 1))
+
 
 NONE = Retries(0)

@@ -11,12 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rekindle.declaration import Declaration
-from rekindle.errors import DataError
-from rekindle.exchange import HandingOn, Ref, let_go, resolve
+from rekindle.errors import DataError, RefNotFoundError
+from rekindle.exchange import HandingOn, Ref, end_uses, resolve
 from rekindle.marks import Mark
 from rekindle.serving.batch import Batcher
 from rekindle.serving.failures import Late, Raised, Unknown
 from rekindle.serving.rest import Rest, give_back
+
+# Seconds until one who calls knows that an answer was lost.
+NOTICED = 1.0
 
 
 class Target:
@@ -95,9 +98,15 @@ class Target:
         return await self.run_in_time(functools.partial(self.methods[name], *args, **kwargs))
 
     async def hand_on(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn) -> Any:
-        """With arrays in place of references that were given, which are used up when the call has a result."""
+        """With arrays in place of references that were given. Their uses are over when the call has a result, or a while later if
+        it may be made again; of all its tries the first that has one ends them."""
         used: list[Ref] = []
-        args, kwargs = await self.run(functools.partial(resolve, (args, kwargs), used))
+        try:
+            args, kwargs = await self.run(functools.partial(resolve, (args, kwargs), used))
+        except Raised as raised:
+            if handing_on.again and isinstance(raised.error, RefNotFoundError):
+                raise Raised(self.came_too_late(name, raised.error)) from raised
+            raise
         try:
             value = await self.carry_out(name, args, kwargs)
         except Raised:
@@ -105,13 +114,26 @@ class Target:
             asyncio.get_running_loop().call_soon(gc.collect)
             raise
 
+        retries = self.limits.retries
+
         def finish() -> Any:
             result = handing_on.put(value)
-            for ref in used:
-                let_go(ref, use_only=True)
+            if not retries.max_retries:
+                end_uses(used)
             return result
 
-        return await self.run(finish)
+        result = await self.run(finish)
+        if used and retries.max_retries and not handing_on.again:
+            # Should the answer be lost, the next try finds them.
+            wait = min(retries.span() + NOTICED, handing_on.expiry)
+            asyncio.get_running_loop().call_later(wait, lambda: self.threads.submit(end_uses, used))
+        return result
+
+    def came_too_late(self, name: str, error: BaseException) -> RefNotFoundError:
+        return RefNotFoundError(
+            f"{self.declaration.service.full_name}.{name} was called again, for its answer was lost, and what it was given is not there "
+            f"any more: {error}; run the workflow again, or have the call made again sooner"
+        )
 
     async def run_in_time(self, function: Callable[[], Any]) -> Any:
         limit = asyncio.timeout(self.limits.timeout)
