@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 
 import numpy
 import pytest
@@ -84,7 +85,7 @@ class Both:
             return str(error)
 """
 CLASS = """
-@app.cls(gpu="emulated", sleep_window=0, share={share!r})
+@app.cls(gpu={gpu!r}, sleep_window=0, share={share!r})
 class {name}(Both):
     pass
 """
@@ -98,8 +99,8 @@ TOTAL = int(2 * GIVEN.sum(dtype="int64"))
 class Pair(Node):
     """An app whose one class gives what the other takes."""
 
-    def deploy(self, name="hand", *, share=None, classes=("Giver", "Taker")):
-        self.deployer.app(name, APP + "".join(CLASS.format(name=one, share=share) for one in classes))
+    def deploy(self, name="hand", *, share=None, classes=("Giver", "Taker"), gpus=("emulated",) * 3):
+        self.deployer.app(name, APP + "".join(CLASS.format(name=one, share=share, gpu=gpu) for one, gpu in zip(classes, gpus)))
         return self.find(name)
 
     def find(self, name):
@@ -346,3 +347,88 @@ def test_a_gpu_that_fails_is_told_of_and_nothing_is_kept():
         with pytest.raises(package.RefGpuError, match="look at the log"):
             giver.give.remote(COUNT)
         pair.come_to(0, 0, 0, 0)
+
+
+TWO = "emulated:0", "emulated:1"
+
+
+@pytest.mark.parametrize("share", [None, "us"])
+def test_an_array_of_another_gpu_is_copied_and_its_own_stays_as_it_was(share):
+    owner = "share:us" if share else "app:hand"
+    with pair_with() as pair:
+        giver, taker = pair.deploy(share=share, gpus=TWO)
+        refs = [giver.give.remote(count) for count in (COUNT, 3, ROOM // 4)]
+        for ref, count in zip(refs, (COUNT, 3, ROOM // 4), strict=True):
+            assert taker.total.remote(ref) == 4 * sum(range(count))
+        taker.hold.remote(*refs)
+        # What the taker has is its own, and nobody holds the arrays.
+        assert pair.counts(owner) == (3, 0, 3 * ROOM, 0)
+        back = taker.give.remote(COUNT)
+        assert giver.total.remote(back) == TOTAL
+        for ref in refs:
+            giver.drop.remote(ref)
+        pair.end("hand-Giver")
+        assert numpy.array_equal(taker.held.remote()[0], GIVEN)
+        taker.drop.remote(back)
+        pair.rekindle.wait(lambda: pair.counts(owner) == (0, 0, 0, 0), "all to be dropped")
+
+
+def test_an_array_of_another_gpu_is_in_an_image_as_the_takers_own():
+    with pair_with() as pair:
+        giver, taker = pair.deploy(gpus=TWO)
+        taker.hold.remote(giver.give.remote(COUNT))
+        for level in ("gpu", "host", "disk"):
+            pair.rekindle("sleep", "hand-Taker-1", "--level", level)
+            assert numpy.array_equal(taker.held.remote()[0], GIVEN)
+
+
+def test_arrays_of_another_gpu_come_back_from_the_host():
+    with pair_with(REKINDLE_EXCHANGE_GPU="4M", REKINDLE_EXCHANGE_HOST=str(2 * BYTES)) as pair:
+        giver, taker = pair.deploy(gpus=TWO)
+        refs = [giver.give.remote(COUNT) for _ in range(3)]
+        assert pair.counts() == (3, 0, 2 * ROOM, BYTES)
+        for ref in refs * 2:
+            assert taker.total.remote(ref) == TOTAL
+
+
+BETWEEN = """
+import sys
+import numpy
+import rekindle
+from numba import cuda
+
+numbers = numpy.arange(int(sys.argv[1]), dtype="int32")
+with cuda.gpus[0]:
+    here = cuda.to_device(numbers)
+    ref = rekindle.put(here)
+with cuda.gpus[1]:
+    there = rekindle.get(ref)
+    assert there.__dlpack_device__() == (2, 1), there.__dlpack_device__()
+    assert numpy.array_equal(there.copy_to_host(), numbers)
+    assert numpy.array_equal(cuda.as_cuda_array(there).copy_to_host(), numbers)
+    back = rekindle.put(there)
+with cuda.gpus[0]:
+    assert numpy.array_equal(rekindle.get(back).copy_to_host(), numbers)
+    # What lies on the other one is put from there.
+    far = rekindle.put(there)
+    assert numpy.array_equal(rekindle.get(far).copy_to_host(), numbers)
+print("ok")
+"""
+
+
+def test_a_program_with_two_gpus_hands_arrays_on_between_them(rekindle):
+    rekindle("run", "-d", "--name", "two", "--gpu", "emulated:devices=2", "--", sys.executable, "-c", BETWEEN, COUNT)
+    assert rekindle.wait_end("two") == ["ok"]
+
+
+def test_a_gpu_without_room_for_the_copy_of_an_array_says_so_and_keeps_nothing():
+    with pair_with() as pair:
+        giver, taker = pair.deploy(gpus=("emulated:0", "emulated:1,memory=64M"))
+        small, large = giver.give.remote(COUNT), giver.give.remote(20 << 20)
+        for _ in range(5):
+            with pytest.raises(package.RefMemoryError, match="the GPU has no room"):
+                taker.hold.remote(large)
+        taker.hold.remote(*[small] * 10)
+        assert all(numpy.array_equal(array, GIVEN) for array in taker.held.remote())
+        # On its own GPU it is still to be had.
+        assert giver.total.remote(large) == 4 * sum(range(20 << 20))

@@ -63,7 +63,7 @@ def test_who_calls_shows_a_token_of_the_environment_s_or_its_own(tenants, monkey
 
 
 def test_arrays_and_contexts_are_a_tenant_s_own_whatever_its_apps_are_called(tenants):
-    classes = lambda *names: APP + "".join(CLASS.format(name=name, share="us") for name in names)
+    classes = lambda *names: APP + "".join(CLASS.format(name=name, share="us", gpu="emulated") for name in names)
     deploy(tenants, "hand", classes("Giver"), "--tenant", "a")
     deploy(tenants, "ours", classes("Taker"), "--tenant", "a")
     deploy(tenants, "theirs", classes("Taker"), "--tenant", "b")
