@@ -41,6 +41,22 @@ print("ready", flush=True)
 print(driver.cuStreamSynchronize(0)[0].name, flush=True)
 sys.exit(1)
 """
+# The same, but the word is written when it is told to.
+BUSY_FOR_A_WHILE = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from gpu import call, driver, open_device
+open_device()
+word, (busy, other) = call("cuMemAlloc", 4), [call("cuStreamCreate", 1) for _ in range(2)]
+call("cuMemsetD32", word, 0, 1)
+call("cuCtxSynchronize")
+call("cuStreamWaitValue32", busy, word, 1, 0)
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]) and driver.cuStreamQuery(busy)[0] == driver.CUresult.CUDA_ERROR_NOT_READY:
+    time.sleep(0.05)
+driver.cuMemsetD32Async(word, 1, 1, other)
+print(driver.cuStreamSynchronize(busy)[0].name, flush=True)
+"""
 # Of a worker that was started just now, seconds.
 START_LIMIT = 20
 # Each point of the way at which the program can still go on with another process.
@@ -137,6 +153,47 @@ def test_who_is_at_rest_goes_on_and_who_is_at_work_is_told(rekindle):
     assert by_event("outlived") == ["a", "b", "c"] and by_event("problem") == ["busy", "faulty"]
     log = (rekindle.state / "daemon.log").read_text()
     assert log.count("was at rest when the GPU context that it shared failed, and goes on in another one") == 3
+
+
+def test_of_24_programs_in_two_contexts_a_fault_concerns_those_at_work_in_one(rekindle):
+    programs, go = Programs(rekindle), rekindle.root / "busy.go"
+    fault = Faulty(rekindle)
+    # With the one that faults sixteen, which is what a context has, and eight in the next one.
+    counts = {"rests": 9, "works": 6, "far-rests": 5, "far-works": 3}
+    names = {kind: [f"{kind}-{number}" for number in range(count)] for kind, count in counts.items()}
+    for kind, some in names.items():
+        if kind.endswith("rests"):
+            programs.start(*some)
+            continue
+        for name in some:
+            share(rekindle, name, sys.executable, "-c", BUSY_FOR_A_WHILE, FEATURES, go)
+        assert [rekindle.wait_lines(name, 1) for name in some] == [["ready"]] * len(some)
+    workers = {row["name"]: row["workers"] for row in rekindle.sandboxes()}
+    (before,), (far,) = workers["faulty"], workers["far-rests-0"]
+    near = ["faulty", *names["rests"], *names["works"]]
+    assert workers == {name: [before if name in near else far] for name in workers} and len(workers) == 24
+    events = rekindle.begin("events", "--json")
+    assert json.loads(events.process.stdout.readline())["event"] == "listening"
+    fault()
+    for name in (*names["works"], "faulty"):
+        assert rekindle.wait_lines(name, 2) == ["ready", "CUDA_ERROR_ILLEGAL_ADDRESS"], name
+    for name in names["rests"]:
+        moved(rekindle, name, before)
+    programs.go_on(*names["rests"], *names["far-rests"])
+    for row in rekindle.sandboxes():
+        if row["name"] in names["far-rests"] + names["far-works"]:
+            assert (row["workers"], row["problem"], row["state"]) == ([far], None, "running")
+    assert [rekindle.lines(name) for name in names["far-works"]] == [["ready"]] * len(names["far-works"])
+    go.touch()
+    for name in names["far-works"]:
+        assert rekindle.wait_end(name) == ["ready", "CUDA_SUCCESS"]
+    fault.end()
+    rekindle.wait(lambda: before not in {one["pid"] for one in contexts(rekindle)}, "the end of the context that has failed")
+    programs.go_on(*names["rests"], *names["far-rests"])
+    events.process.kill()
+    happened = [json.loads(line) for line in events.process.communicate()[0].splitlines()]
+    by_event = lambda event: sorted(one["sandbox"] for one in happened if one["event"] == event)
+    assert by_event("outlived") == names["rests"] and by_event("problem") == ["faulty", *names["works"]]
 
 
 def test_who_was_told_and_is_to_be_brought_back_begins_anew_in_another_context(rekindle):
