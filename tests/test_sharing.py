@@ -14,6 +14,50 @@ from rekindle import PATIENCE, CommandError
 from test_services import SERVER, begun
 
 STEPS = Path(__file__).parent / "cut/steps.py"
+FEATURES = Path(__file__).parent / "features"
+# Has two buffers, and says where; when it is told to, what is in them, and whether it still computes.
+OWNER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from gpu import Module, call, download, open_device, upload
+open_device()
+module = Module('extern "C" __global__ void add(int *at) { at[threadIdx.x] += 1; }')
+buffers = [upload(np.full(1 << 20, 7, np.int32)) for _ in range(2)]
+print(*map(int, buffers), flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.005)
+print(*({int(word) for word in download(at, 1 << 20, np.int32)} for at in buffers), flush=True)
+module.add(1, 1, np.uint64(int(buffers[0])))
+print(download(buffers[0], 2, np.int32).tolist(), flush=True)
+"""
+# Has one buffer, and tries to reach what lies at an address: by the driver, and by a kernel.
+REACHING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from gpu import Module, call, download, driver, open_device, upload
+open_device()
+module = Module(
+    'extern "C" __global__ void store(int *own, int *at) { at[threadIdx.x] = 9; }'
+    'extern "C" __global__ void change(int *own, int *at) { atomicAdd(at + threadIdx.x, 9); }'
+    'extern "C" __global__ void load(int *own, int *at) { own[threadIdx.x] = at[threadIdx.x]; }'
+)
+own, host, at = int(upload(np.full(1 << 20, 3, np.int32))), np.zeros(4, np.int32), int(sys.argv[2])
+print(own, flush=True)
+for name, *arguments in (
+    ("cuMemsetD32", at, 9, 4),
+    ("cuMemcpyHtoD", at, host.ctypes.data, 16),
+    ("cuMemcpyDtoH", host.ctypes.data, at, 16),
+    ("cuMemcpyDtoD", at, own, 16),
+    ("cuMemcpyDtoD", own, at, 16),
+):
+    # Some are done after they have returned.
+    codes = [getattr(driver, name)(*arguments)[0], driver.cuCtxSynchronize()[0]]
+    print(*(code.name for code in codes if code.value), flush=True)
+getattr(module, sys.argv[3])(1, 4, np.uint64(own), np.uint64(at))
+print(driver.cuCtxSynchronize()[0].name, flush=True)
+"""
 RESTORES = 12
 SETTLED = 4
 
@@ -159,6 +203,32 @@ def test_when_its_process_is_killed_all_are_told_and_the_next_gets_another(rekin
     programs.restore("image", "b", "--share", "us")
     assert programs.worker("b") != pid and len(contexts(rekindle)) == 1
     programs.go_on("b")
+
+
+@pytest.mark.parametrize(("owner", "other"), [("us", "them"), ("us", None), (None, None)])
+def test_what_one_has_nobody_of_another_context_reaches_by_its_address(rekindle, owner, other):
+    def start(name, tenant, *command):
+        share = ["--share", tenant] if tenant else []
+        rekindle("run", "-d", "--name", name, *share, "--gpu", rekindle.gpu, "--", sys.executable, "-c", *command)
+
+    go = rekindle.root / "go"
+    start("owner", owner, OWNER, FEATURES, go)
+    (line,) = rekindle.wait_lines("owner", 1)
+    first, second = map(int, line.split())
+    before = rekindle.sandbox("owner")["workers"]
+    for kernel in ("store", "change", "load"):
+        start(kernel, other, REACHING, FEATURES, second, kernel)
+        own, *said = rekindle.wait_end(kernel)
+        # Addresses of two contexts may be the same, and are each one's own.
+        assert int(own) != second
+        assert said == ["CUDA_ERROR_INVALID_VALUE"] * 5 + ["CUDA_ERROR_ILLEGAL_ADDRESS"], kernel
+    start("first", other, REACHING, FEATURES, first, "store")
+    own, *said = rekindle.wait_end("first")
+    assert said[-1] == ("CUDA_SUCCESS" if int(own) == first else "CUDA_ERROR_ILLEGAL_ADDRESS")
+    row = rekindle.sandbox("owner")
+    assert (row["workers"], row["problem"]) == (before, None)
+    go.touch()
+    assert rekindle.wait_end("owner")[1:] == ["{7} {7}", "[8, 7]"]
 
 
 def test_instances_of_services_share_and_end_when_they_are_idle():
