@@ -86,7 +86,9 @@ def test_after_a_crash_it_goes_on_from_its_last_image(rekindle):
     found = row["recovery"]
     assert found["over"] and found["recoveries"] == 2 and found["repeated_ms"] > 0
     assert len(found["images"]) == 2
-    assert {image["name"] for image in rekindle.json("images")["images"]} == set(found["images"])
+    assert {image["name"]: image["series"] for image in rekindle.json("images")["images"]} == dict.fromkeys(found["images"], "a")
+    (used,) = rekindle.json("stats", "--no-stream", "a")["sandboxes"]
+    assert used["recovery"] == found
     runs = runs_of(rekindle)
     assert len(runs) == 3
     for before, after in zip(runs, runs[1:], strict=False):

@@ -9,13 +9,15 @@ const IN_CPU: &str = "in CPU part";
 
 pub fn images(images: &Value) -> String {
     let mut table = table(&[
-        "IMAGE", "CREATED", "MODE", "CPU", "GPU", "PINNED", "OWN", "SHARED", "CACHED", "COMMAND", "PROBLEM",
+        "IMAGE", "SERIES", "CREATED", "MODE", "CPU", "GPU", "PINNED", "OWN", "SHARED", "CACHED", "COMMAND",
+        "PROBLEM",
     ]);
     for image in images.as_array().into_iter().flatten() {
         let size = |field: &str| image["sizes"][field].as_u64().map(bytes).unwrap_or_default();
         let shared = image["shared_bytes"].as_u64().unwrap_or_default();
         table.add_row([
             text(&image["name"]),
+            text(&image["series"]),
             text(&image["created"]),
             text(&image["mode"]),
             size("cpu"),

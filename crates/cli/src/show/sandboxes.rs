@@ -1,6 +1,6 @@
 //! Sandboxes: what they are, what they use, what happens to them.
 
-use rekindle_protocol::daemon::{EventNotice, LogLine, Mending, Mode, Sandbox};
+use rekindle_protocol::daemon::{EventNotice, LogLine, Mending, Mode, Recovery, Sandbox};
 use rekindle_protocol::exchange::Count;
 use serde_json::Value;
 
@@ -82,6 +82,7 @@ fn used(all: &[Used]) -> String {
         "WEIGHT",
         "SHARE",
         "MENDING",
+        "BROUGHT BACK",
         "PROCESSES",
     ]);
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
@@ -101,10 +102,24 @@ fn used(all: &[Used]) -> String {
             known(stats.link_weight.map(|weight| weight.to_string())),
             known(stats.sm_share.map(|percent| format!("{percent} %"))),
             known(stats.mending.as_ref().map(mending)),
+            known(stats.recovery.as_ref().map(recovery)),
             stats.processes.to_string(),
         ]);
     }
     table.trim_fmt()
+}
+
+/// How often it was brought back, and what that has cost.
+fn recovery(recovery: &Recovery) -> String {
+    let seconds = |ms: u64| format!("{:.1} s", ms as f64 / 1e3);
+    match recovery.recoveries {
+        0 => "0 times".to_string(),
+        times => format!(
+            "{times} times, {} away, {} repeated",
+            seconds(recovery.lost_ms),
+            seconds(recovery.repeated_ms)
+        ),
+    }
 }
 
 /// Whether the loss of a worker would be mended, and how often it was.

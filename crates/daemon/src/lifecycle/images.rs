@@ -1,5 +1,6 @@
 //! Images as the command line has them: shown, verified, removed.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
 use std::os::fd::OwnedFd;
@@ -10,7 +11,6 @@ use rekindle_protocol::worker::ask;
 use rekindle_store::{Manifest, PartKind, Store};
 use serde_json::{Value, json};
 
-use crate::caches::Caches;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::events;
@@ -24,13 +24,26 @@ use crate::sandboxes::Sandbox;
 /// How much of an archive is read and written at once.
 const PIECE: usize = 1 << 20;
 
-pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
+/// All images; of those that a program may be brought back from, that program's name.
+pub fn list(daemon: &Daemon) -> Result<Value> {
+    let (store, caches) = (&daemon.store, &daemon.pool.caches);
+    let series: HashMap<String, String> = daemon
+        .sandboxes
+        .all()
+        .into_iter()
+        .flat_map(|sandbox| {
+            let images =
+                sandbox.record().recovery.map(|recovery| recovery.shown().images).unwrap_or_default();
+            images.into_iter().map(move |image| (image, sandbox.name()))
+        })
+        .collect();
     let images: Vec<Value> = store
         .images()?
         .into_iter()
         .filter(|summary| !summary.name.starts_with(PASSING))
         .map(|summary| match summary.state {
             Ok(outline) => json!({
+                "series": series.get(&summary.name),
                 "name": summary.name,
                 "path": summary.path,
                 "created": outline.created,
@@ -43,6 +56,7 @@ pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
                 "problem": null,
             }),
             Err(problem) => json!({
+                "series": series.get(&summary.name),
                 "name": summary.name,
                 "path": summary.path,
                 "created": null,

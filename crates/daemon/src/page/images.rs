@@ -23,7 +23,7 @@ impl Images {
         if let Some((_, known)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
             return Ok(known.clone());
         }
-        let mut list = images::list(&daemon.store, &daemon.pool.caches)?;
+        let mut list = images::list(daemon)?;
         let all: Vec<Value> =
             list["images"].as_array_mut().into_iter().flatten().map(|image| row(image.take())).collect();
         *last = Some((Instant::now(), json!(all)));

@@ -284,7 +284,10 @@ mod tests {
         take(&mut all, "b", 1_000_020);
         assert_eq!(all.beyond, [""; 0]);
         take(&mut all, "c", 1_000_030);
-        assert_eq!((&all.beyond[..], &all.shown().images[..]), (&["a".into()][..], &["b".into(), "c".into()][..]));
+        assert_eq!(
+            (&all.beyond[..], &all.shown().images[..]),
+            (&["a".into()][..], &["b".into(), "c".into()][..])
+        );
         all.takes("d".into(), 1_000_040);
         assert_eq!(all.taking(), Some("d"));
         all.took(4, false);
@@ -298,7 +301,8 @@ mod tests {
         for (image, at) in [("a", 1_000_010), ("b", 1_000_020), ("c", 1_000_030)] {
             take(&mut all, image, at);
         }
-        let names = |all: &Recovery| all.candidates().into_iter().map(|taken| taken.image).collect::<Vec<_>>();
+        let names =
+            |all: &Recovery| all.candidates().into_iter().map(|taken| taken.image).collect::<Vec<_>>();
         assert_eq!(names(&all), ["c", "b", "a"]);
         all.suspects("c");
         all.suspects("another program's");

@@ -4,6 +4,7 @@ use rekindle_protocol::daemon::{State, Stats};
 
 use crate::host::usage;
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::recovery::Recovery;
 
 impl Sandbox {
     /// A worker that has something else to do is not waited for.
@@ -36,6 +37,7 @@ impl Sandbox {
             link_weight: portion.map(|portion| portion.link_weight),
             sm_share: portion.and_then(|portion| portion.sm_share),
             mending: self.mending_shown(),
+            recovery: record.recovery.as_ref().map(Recovery::shown),
         }
     }
 }

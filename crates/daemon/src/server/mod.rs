@@ -399,7 +399,7 @@ fn answer(
             let sandbox = sandbox(&name)?;
             json!({ "name": name, "traces": traces::read(&sandbox.traces) })
         }
-        Request::Images => images::list(&daemon.store, &daemon.pool.caches)?,
+        Request::Images => images::list(daemon)?,
         Request::Inspect { image } => images::inspect(&daemon.store, &image)?,
         Request::Verify { image } => images::verify(&daemon.store, &image, reply)?,
         Request::Remove { images } => images::remove(daemon, &images)?,

@@ -203,6 +203,9 @@ pub struct Stats {
     /// How it stands with the mending of a lost worker; none if that is not wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mending: Option<Mending>,
+    /// What has come of its plan to be brought back; none without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
 }
 
 /// A worker that waits for a sandbox, as `rekindle ps --json` prints it.
