@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from generations import chain
 from generations.chain import Orders
+from interleavings import holders, machine
 from rekindle import CommandError, Rekindle
 from test_bad_input import kill_daemon
 from test_cut import Steps, told
@@ -222,6 +223,28 @@ def test_a_checkpoint_that_is_given_up_meanwhile_leaves_nothing(point):
             take(rekindle)
         goes_on(rekindle)
         assert not images(rekindle) and not left_over(rekindle)
+
+
+@pytest.mark.parametrize("point", ["pages-begun", "frozen"])
+def test_a_criu_that_is_killed_after_it_leaves_the_program_and_no_image(point):
+    with Rekindle(**CHECKED, REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        start(rekindle)
+        begun = rekindle.begin("checkpoint", "writer", "--to", "image", "--leave-running")
+        rekindle.reached(point)
+        (criu,) = (pid for pid, words in machine.processes_of(rekindle).items() if holders.is_meant("criu", words))
+        os.kill(criu, signal.SIGKILL)
+        rekindle.let_go(point)
+        with pytest.raises(CommandError) as error:
+            begun.end()
+        message = error.value.message
+        assert "was killed by signal 9" in message and "the program goes on" in message and "\n" not in message, message
+        goes_on(rekindle)
+        assert not images(rekindle) and not left_over(rekindle)
+        assert phases(take(rekindle))["copy ahead"]["bytes"] > 12 << 20
+        goes_on(rekindle)
+        rekindle("kill", "writer")
+        rekindle.restore("image", "restored")
+        goes_on(rekindle, "restored")
 
 
 def test_where_there_is_no_room_for_it_the_checkpoint_ends_in_a_sentence_and_the_program_goes_on(tmp_path):

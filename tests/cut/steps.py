@@ -1,6 +1,7 @@
 """Counts in GPU memory: each step reads what the one before has written to all of a buffer, and writes its own number.
 
-steps.py LIMIT [FILL]     as many steps as the link LIMIT says: `step N found N-1`; then FILL bytes more, once LIMIT is `fill`
+steps.py LIMIT [FILL]     as many steps as the link LIMIT says: `step N found N-1`; then FILL bytes more, once LIMIT is `fill`,
+                          or its end, once LIMIT is `end`
 """
 
 import os
@@ -29,9 +30,12 @@ def main():
     words = np.zeros(BYTES // 4, np.uint32)
     print("ready", flush=True)
     for step in range(1, 1000):
-        wait_for(lambda limit: limit == "fill" or step <= int(limit))
-        if os.readlink(sys.argv[1]) == "fill":
-            break
+        wait_for(lambda limit: limit in ("fill", "end") or step <= int(limit))
+        match os.readlink(sys.argv[1]):
+            case "end":
+                return
+            case "fill":
+                break
         call("cuMemcpyDtoH", words.ctypes.data, buffer, BYTES)
         # All words are one number if these two are.
         found = sorted({int(words.min()), int(words.max())})

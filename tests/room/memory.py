@@ -6,9 +6,12 @@ weights SEED   writes the weights anew
 state N        writes N to all of the state
 check          compares all with what it should be
 renew N        frees the state, and takes another one of the same size
+free           frees the state, and has none any more
+code N         loads a module more, whose kernel fills as much as a chunk with N, and looks what all that are loaded fill it with
 fill BYTES     takes so much memory, waiting for it
 busy           writes to all of the state from now on, and looks at each pass whether it is there
 calm           no more, and how often it found something else
+codes          what the kernels of all modules fill memory with
 """
 
 import sys
@@ -20,8 +23,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
 
-from gpu import call, open_device  # noqa: E402
+from gpu import Module, call, open_device  # noqa: E402
 
+# The number is a part of the code.
+FILL = 'extern "C" __global__ void fill(unsigned *to) { to[blockIdx.x * blockDim.x + threadIdx.x] = NUMBERu; }'
 CHUNK = 1 << 20
 
 
@@ -30,7 +35,7 @@ class Memory:
         self.context = open_device()
         self.weights_bytes, self.state_bytes = weights, state
         self.weights_at, self.state_at = int(call("cuMemAlloc", weights)), int(call("cuMemAlloc", state))
-        self.seed, self.number, self.held = 0, 0, []
+        self.seed, self.number, self.held, self.modules = 0, 0, [], {}
         self.stop, self.wrong, self.passes = threading.Event(), 0, 0
         self.weights(1)
         self.state(1)
@@ -69,6 +74,24 @@ class Memory:
         call("cuMemFree", self.state_at)
         self.state_at = int(call("cuMemAlloc", self.state_bytes))
         return self.state(number)
+
+    def free(self):
+        call("cuMemFree", self.state_at)
+        self.state_at, self.state_bytes = 0, 0
+        return "gone"
+
+    def code(self, number):
+        self.modules[number] = Module(FILL.replace("NUMBER", str(number)))
+        return self.codes()
+
+    def codes(self):
+        """What the kernel of each module fills memory with."""
+        address, found = int(call("cuMemAlloc", CHUNK)), []
+        for module in self.modules.values():
+            module.fill(CHUNK // 4 // 128, 128, address)
+            found += sorted(set(self.read(address, CHUNK).tolist()))
+        call("cuMemFree", address)
+        return " ".join(map(str, found))
 
     def fill(self, size):
         self.held.append(call("cuMemAlloc", size))
