@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 
 import pytest
 from rekindle import CommandError, Rekindle
@@ -49,33 +48,21 @@ def test_a_worker_that_is_killed_meanwhile_leaves_the_images_before():
         assert rekindle.wait_lines("restored", 2) == told(3, 4)
 
 
-@pytest.fixture
-def small(tmp_path):
-    """A file system with little room."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m,mode=0700", "rekindle-test", tmp_path]).returncode:
-        pytest.skip("no file system may be mounted here")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
-
-
-def test_a_disk_that_is_full_by_then_ends_the_checkpoint_and_not_the_program(small):
-    with Rekindle(**HELD, state=small) as rekindle:
+def test_a_disk_that_is_full_by_then_ends_the_checkpoint_and_not_the_program(disk):
+    with Rekindle(**HELD, state=disk.path) as rekindle:
         memory = Memory(rekindle, 8 << 20, 4 << 20)
         checkpoint = memory.begin()
         rekindle.reached("drain-begun")
         # So that it is the GPU half that has no room.
-        rekindle.wait(lambda: not list(small.glob("dumps/*/*.img")), "the CPU half to be in the draft")
-        fill = small / "fill"
-        with fill.open("wb") as file:
-            room = os.statvfs(small)
-            os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_bsize - (2 << 20))
+        rekindle.wait(lambda: not list(disk.path.glob("dumps/*/*.img")), "the CPU half to be in the draft")
+        disk.fill(left=2 << 20)
         rekindle.let_go("drain-begun")
         message = said(checkpoint)
         assert "full" in message or "space" in message, message
         memory.told("state 2")
         memory.check()
         assert not images(rekindle) and not left_over(rekindle) and not chunks(rekindle)
-        fill.unlink()
+        disk.empty()
         memory.begin().end()
         memory.restored()
 

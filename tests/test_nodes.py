@@ -159,6 +159,7 @@ def test_who_is_not_known_is_refused(pair):
 
 def test_what_the_other_node_lacks_it_says_before_the_program_stops(pair):
     there = pair.there
+    pair.here.set_fault("node-stopped:kill")
 
     def fails_with(words, *options, name="count", **environment):
         if environment:
@@ -182,6 +183,7 @@ def test_what_the_other_node_lacks_it_says_before_the_program_stops(pair):
     pair.here.wait_lines("large", 1)
     fails_with("MB of GPU memory", name="large", REKINDLE_EMULATED="memory=64M")
     pair.here("kill", "large")
+    fails_with("16 SMs", REKINDLE_EMULATED="sms=8")
     fails_with("space", REKINDLE_FAULT="disk:3000000")
     fails_with("radeon", "--gpu", "radeon:0")
     data = pair.here.root / "data"
@@ -294,7 +296,7 @@ class Wire:
     """What leads to a node, and can be cut and mended."""
 
     def __init__(self, port):
-        self.to, self.streams = port, []
+        self.to, self.streams, self.room = port, [], None
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port, self.is_whole = self.listener.getsockname()[1], True
         threading.Thread(target=self.serve, daemon=True).start()
@@ -314,10 +316,19 @@ class Wire:
     def carry(self, from_, to):
         with contextlib.suppress(OSError):
             while piece := from_.recv(1 << 16):
+                if self.room is not None:
+                    piece = piece[: self.room]
+                    self.room -= len(piece)
                 to.sendall(piece)
+                if self.room == 0:
+                    self.cut()
         for stream in (from_, to):
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
+
+    def cut_after(self, count):
+        """In the middle of what comes, after so many bytes of it."""
+        self.room = count
 
     def cut(self):
         self.is_whole = False
@@ -326,10 +337,10 @@ class Wire:
                 stream.shutdown(socket.SHUT_RDWR)
 
     def mend(self):
-        self.is_whole = True
+        self.is_whole, self.room = True, None
 
 
-HANGS = ["node-round", "node-sent", "node-ready", "node-given"]
+HANGS = ["node-begun", "node-round", "node-stopped", "node-sent", "node-ready", "node-held", "node-given", "node-told"]
 
 
 class Wired(Pair):
@@ -362,7 +373,7 @@ class Wired(Pair):
 
 def test_the_link_is_cut():
     with Wired() as pair:
-        for point in HANGS:
+        for point in ("node-round", "node-sent", "node-ready", "node-given"):
             moving = pair.hangs_at(point)
             pair.wire.cut()
             pair.here.let_go(point)

@@ -1,0 +1,67 @@
+"""A running program moves to another node, and the link or the other disk gives out in the middle: exactly one node goes on with it."""
+
+import pytest
+from rekindle import CommandError
+from test_nodes import Wired
+
+
+def sentence(moving):
+    """Why it stays here."""
+    with pytest.raises(CommandError) as error:
+        moving.end()
+    message = error.value.message
+    assert error.value.code == 1 and "\n" not in message, message
+    return message
+
+
+@pytest.mark.parametrize(("begins", "ends", "count"), [("node-begun", "node-round", 1 << 20), ("node-stopped", "node-sent", 20_000)])
+def test_the_link_is_cut_while_an_image_is_on_its_way(begins, ends, count):
+    with Wired() as pair:
+        pair.here.hold_again(ends)
+        moving = pair.hangs_at(begins)
+        pair.wire.cut_after(count)
+        pair.here.let_go(begins)
+        sentence(moving)
+        assert not pair.wire.is_whole and not (pair.here.marks / ends).exists()
+        pair.runs_at(pair.here)
+        pair.wire.mend()
+        pair.here.let_go(ends)
+        assert pair.migrate()["node"] == "there"
+        pair.end(pair.there)
+
+
+def test_the_link_is_cut_while_it_stands_still():
+    with Wired() as pair:
+        moving = pair.hangs_at("node-stopped")
+        pair.wire.cut()
+        pair.here.let_go("node-stopped")
+        sentence(moving)
+        pair.wire.mend()
+        pair.runs_at(pair.here)
+        moving = pair.hangs_at("node-held")
+        pair.wire.cut()
+        pair.here.let_go("node-held")
+        pair.waits()
+        pair.wire.mend()
+        sentence(moving)
+        pair.runs_at(pair.here)
+        moving = pair.hangs_at("node-told")
+        pair.wire.cut()
+        pair.here.let_go("node-told")
+        moving.end()
+        assert pair.here.sandbox("count")["node"] == "there"
+        pair.end(pair.there)
+
+
+def test_the_disk_there_is_full_when_the_last_image_comes_when_it_is_restored_and_when_the_word_comes(disk):
+    with Wired(there={"state": disk.path}) as pair:
+        for point in ("node-stopped", "node-sent", "node-held"):
+            moving = pair.hangs_at(point)
+            disk.fill()
+            pair.here.let_go(point)
+            message = sentence(moving)
+            assert point == "node-held" or "full" in message or "space" in message, message
+            pair.runs_at(pair.here)
+            disk.empty()
+        assert pair.migrate()["node"] == "there"
+        pair.end(pair.there)
