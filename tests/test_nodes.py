@@ -308,7 +308,11 @@ class Wire:
                 if not self.is_whole:
                     stream.close()
                     continue
-                other = socket.create_connection(("127.0.0.1", self.to))
+                try:
+                    other = socket.create_connection(("127.0.0.1", self.to))
+                except ConnectionRefusedError:
+                    stream.close()
+                    continue
                 self.streams += [stream, other]
                 for pair in ((stream, other), (other, stream)):
                     threading.Thread(target=self.carry, args=pair, daemon=True).start()

@@ -1,8 +1,13 @@
 """A running program moves to another node, and the link or the other disk gives out in the middle: exactly one node goes on with it."""
 
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
 import pytest
 from rekindle import CommandError
-from test_nodes import Wired
+from test_bad_input import kill_daemon
+from test_nodes import Wired, kill_there
 
 
 def sentence(moving):
@@ -65,3 +70,32 @@ def test_the_disk_there_is_full_when_the_last_image_comes_when_it_is_restored_an
             disk.empty()
         assert pair.migrate()["node"] == "there"
         pair.end(pair.there)
+
+
+DAY = 24 * 3600
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory):
+    library = tmp_path_factory.mktemp("clock") / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, Path(__file__).parent / "nodes/clock.c", "-ldl"], check=True)
+    return library
+
+
+def test_the_clock_there_is_a_day_behind(clock):
+    with Wired(there={"LD_PRELOAD": str(clock), "CLOCK_AHEAD": str(-DAY)}) as pair:
+        moving = pair.hangs_at("node-given")
+        pair.wire.cut()
+        kill_daemon(pair.here)
+        pair.here.let_go("node-given")
+        with pytest.raises(CommandError):
+            moving.end()
+        pair.waits()
+        pair.wire.mend()
+        pair.runs_at(pair.here)
+        kill_there(pair, "arrival-running").end()
+        pair.runs_at(pair.there)
+        began = [datetime.fromisoformat(node.sandbox("count")["started"]) for node in (pair.here, pair.there)]
+        assert abs((began[1] - began[0]).total_seconds() + DAY) < DAY / 2, began
+        pair.there("migrate", "count", "--to", "here")
+        pair.end(pair.here)
