@@ -210,6 +210,7 @@ def chance(rekindle, how, *options):
     command = [sys.executable, "-c", CHANCE, FEATURES, go]
     rekindle("run", "-d", f"--mend={how}", "--name", "chance", "--gpu", rekindle.gpu, *options, "--", *command)
     assert rekindle.wait_lines("chance", 1) == ["ready"], rekindle.lines("chance")
+    rekindle.wait(lambda: "--every" not in options or rekindle.sandbox("chance")["recovery"]["images"], "an image")
     rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["on"], "mending to be on")
     # A copy may be made between a look and the kill, and then nothing was answered since: the next loss tells.
     for lost in range(5):
@@ -241,7 +242,15 @@ def test_what_may_come_out_otherwise_goes_on(rekindle):
     assert rekindle.wait_end("chance") == ["ready", "ok"]
 
 
-def test_what_cannot_be_mended_is_brought_back_from_an_image(rekindle):
+def test_what_cannot_be_mended_goes_on_from_the_last_image(rekindle):
+    go = chance(rekindle, "strict", "--every", "300ms", "--restart", "on-failure")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["recovery"]["recoveries"] == 1, "it to be brought back")
+    assert "--- rekindle: restored from the image" in rekindle("logs", "chance")
+    go.touch()
+    assert rekindle.wait_end("chance") == ["ok"]
+
+
+def test_what_cannot_be_mended_and_has_no_image_begins_anew(rekindle):
     go = chance(rekindle, "strict", "--restart", "on-failure")
     rekindle.wait(lambda: rekindle.sandbox("chance")["recovery"]["recoveries"] == 1, "it to be brought back")
     rekindle.wait(lambda: rekindle.lines("chance")[-1] == "ready", "its second beginning")

@@ -12,7 +12,7 @@ import pytest
 from interleavings import kills, machine
 from rekindle import CommandError, Rekindle
 
-COUNTER, STEPS, GPU_STEPS = (Path(__file__).parent / "recovery" / name for name in ("counter.py", "steps.py", "gpu_steps.py"))
+COUNTER, STEPS, GPU_STEPS, FAULTY = (Path(__file__).parent / "recovery" / f"{name}.py" for name in ("counter", "steps", "gpu_steps", "faulty"))
 
 
 @pytest.fixture
@@ -61,6 +61,19 @@ def is_back(rekindle, times):
         return row["state"] == "running" and row["recovery"]["recoveries"] == times
 
     rekindle.wait(is_so, f"recovery {times}")
+
+
+def comes_back(rekindle, lost=None):
+    """However often that is tried: until the program has gone on for some steps, with a worker that is not the lost one."""
+    first = {}
+
+    def is_so():
+        row = rekindle.sandbox("a")
+        step = kills.steps(row["pid"]).get(0, 0) if row["pid"] else 0
+        has_worker = row["workers"] and lost not in row["workers"]
+        return has_worker and row["recovery"]["recoveries"] and row["state"] == "running" and step > first.setdefault(row["pid"], step) + 1
+
+    rekindle.wait(is_so, "it to be back")
 
 
 def runs_of(rekindle):
@@ -154,12 +167,18 @@ def test_what_is_ended_while_it_waits_to_be_brought_back_stays_ended(rekindle):
     assert stays()
 
 
-def test_one_without_its_gpu_memory_is_brought_back(rekindle):
+def run_on_gpu(rekindle):
+    """A program that has memory there, once there is an image of it. It writes to this file if it has not what it should have."""
     wrong = rekindle.root / "wrong"
     rekindle(
         "run", "-d", "--name", "a", "--every", "500ms", "--restart", "on-failure", "--gpu", "emulated", "--", *kills.words(0, 0, 1, "root", wrong)
     )
     has_image_since(rekindle, lambda: kills.steps(rekindle.sandbox("a")["pid"]), "the program")
+    return wrong
+
+
+def test_one_without_its_gpu_memory_is_brought_back(rekindle):
+    wrong = run_on_gpu(rekindle)
     (worker,) = rekindle.sandbox("a")["workers"]
     os.kill(worker, signal.SIGKILL)
     is_back(rekindle, 1)
@@ -167,6 +186,52 @@ def test_one_without_its_gpu_memory_is_brought_back(rekindle):
     wrong.unlink(missing_ok=True)
     kills.go_on(rekindle, rekindle.sandbox("a")["pid"])
     assert not wrong.exists()
+
+
+@pytest.mark.parametrize("point", ["restore-created", "restore-vacant", "restore-complete", "restore-running"])
+def test_a_daemon_that_is_killed_while_it_brings_it_back_leaves_that_to_the_next(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        wrong = run_on_gpu(rekindle)
+        crash(rekindle)
+        rekindle.reached(point)
+        os.kill(machine.daemon(rekindle), signal.SIGKILL)
+        rekindle.let_go(point)
+        comes_back(rekindle)
+        assert not wrong.exists() and len(rekindle.sandboxes()) == 1
+
+
+@pytest.mark.parametrize("point", ["restore-vacant", "loading-begun", "restore-released", "restore-running"])
+def test_a_worker_that_is_killed_while_it_is_brought_back_has_it_brought_back_with_another(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        wrong = run_on_gpu(rekindle)
+        crash(rekindle)
+        rekindle.reached(point)
+        rekindle.wait(lambda: rekindle.sandbox("a")["workers"], "its worker")
+        (worker,) = rekindle.sandbox("a")["workers"]
+        os.kill(worker, signal.SIGKILL)
+        rekindle.let_go(point)
+        comes_back(rekindle, worker)
+        # Written while its memory was gone.
+        wrong.unlink(missing_ok=True)
+        kills.go_on(rekindle, rekindle.sandbox("a")["pid"])
+        assert not wrong.exists()
+
+
+def test_after_a_fault_of_a_kernel_it_goes_on_from_an_image_before_it(rekindle):
+    fault, go = rekindle.root / "fault", rekindle.root / "go"
+    command = [sys.executable, FAULTY, fault, go]
+    rekindle("run", "-d", "--name", "a", "--every", "300ms", "--restart", "on-failure", "--gpu", "emulated", "--", *command)
+    has_counted(rekindle)
+    fault.touch()
+    rekindle.wait(lambda: rekindle.lines("a")[-1] == "CUDA_ERROR_ILLEGAL_ADDRESS", "the fault")
+    *counts, _ = rekindle.lines("a")
+    # Of a context that has failed there is no image.
+    rekindle.wait(lambda: "was not taken: " in (rekindle.sandbox("a")["problem"] or ""), "an image to be due")
+    fault.unlink()
+    go.touch()
+    is_back(rekindle, 1)
+    after = [int(line) for line in rekindle.wait_lines("a", 3)]
+    assert 1 < after[0] <= int(counts[-1]) + 1 and after == list(range(after[0], after[0] + len(after))), (counts[-1], after)
 
 
 def test_in_the_foreground_its_output_and_its_end_are_those_of_all_its_runs(rekindle):
