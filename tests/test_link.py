@@ -1,4 +1,4 @@
-"""Programs that share a context and copy at once, over a link of 256 MB/s."""
+"""Programs that copy at once, most of them in a context that they share, over a link of 256 MB/s."""
 
 import json
 import os
@@ -20,8 +20,8 @@ def begin():
     """Makes a Rekindle with these settings of the link."""
     made = []
 
-    def begin(link):
-        made.append(Rekindle(GPU, REKINDLE_LINK=link).__enter__())
+    def begin(link, **environment):
+        made.append(Rekindle(GPU, REKINDLE_LINK=link, **environment).__enter__())
         return made[-1]
 
     yield begin
@@ -155,6 +155,26 @@ def test_a_program_with_copies_that_wait_is_imaged_and_goes_on_here_and_there(be
         rekindle("kill", "again")
         rekindle.wait_end("again")
     assert rekindle.sandbox("flood")["pid"]
+
+
+@pytest.mark.parametrize("options", [(), ("--share", "us")], ids=["alone", "shared"])
+@pytest.mark.parametrize("copies", [("between",), ("random", 5)], ids=["between", "random"])
+def test_a_program_that_copies_between_gpus_is_imaged_again_and_again_and_each_image_is_right(begin, copies, options):
+    rekindle = begin("piece=256K,window=1M", REKINDLE_TUNING="gpu.moment=off")
+    gpu, phases = f"{GPU},devices=2", set()
+    rekindle("run", "-d", *options, "--name", "program", "--gpu", gpu, "--", sys.executable, COPIES, *copies)
+    for number in range(3):
+        rounds(rekindle, "program", 1)
+        report = rekindle.json("checkpoint", "program", "--to", f"image-{number}", "--leave-running")
+        phases.update(phase["name"] for phase in report["phases"])
+    rounds(rekindle, "program", 1)
+    rekindle("kill", "program")
+    assert "the program's work" in phases or copies[0] == "random", "no copy was under way"
+    for number in range(3):
+        rekindle("restore", "-d", f"image-{number}", "--name", "again", "--gpu", gpu, *options)
+        rounds(rekindle, "again", 2)
+        rekindle("kill", "again")
+        rekindle.wait_end("again")
 
 
 def test_settings_of_the_link_that_are_none_are_said(begin):

@@ -4,6 +4,7 @@ copies.py flood           copies 256 MB at once to the GPU, again and again: `ro
 copies.py beside MARK     once the file MARK is there, times of small and of large copies in seconds, as one line of JSON
 copies.py steady          copies 4 MB at once to the GPU, four of them always under way: `copies N` after each eighth
 copies.py random SEED     random copies on several streams of all GPUs, all of them compared: `round N right`
+copies.py between         copies 2 MB from the first GPU to the second and back, four of them always under way, all of them compared: `round N right`
 """
 
 import ctypes
@@ -120,5 +121,43 @@ def random_copies(seed):
         print("round", number, "right", flush=True)
 
 
+def between():
+    count, depth = 2 * MB, 4
+    contexts = [open_device(device) for device in range(2)]
+    source, found = pinned(2 * count), [pinned(count) for _ in range(depth)]
+    source[:] = np.random.default_rng(1).integers(0, 256, 2 * count, np.uint8)
+    up, across, back = [], [], []
+    for context, steps in zip((*contexts, contexts[0]), (up, across, back), strict=True):
+        call("cuCtxSetCurrent", context)
+        stream = call("cuStreamCreate", 1)
+        steps += [(int(call("cuMemAlloc", count)), stream, call("cuEventCreate", 2)) for _ in range(depth)]
+    expected = [None] * depth
+
+    def send(slot, begins):
+        (first, stream, event), (second, second_stream, second_event), (third, third_stream, third_event) = up[slot], across[slot], back[slot]
+        call("cuCtxSetCurrent", contexts[0])
+        call("cuMemcpyHtoDAsync", first, source[begins:].ctypes.data, count, stream)
+        call("cuEventRecord", event, stream)
+        call("cuCtxSetCurrent", contexts[1])
+        call("cuStreamWaitEvent", second_stream, event, 0)
+        call("cuMemcpyPeerAsync", second, contexts[1], first, contexts[0], count, second_stream)
+        call("cuEventRecord", second_event, second_stream)
+        call("cuCtxSetCurrent", contexts[0])
+        call("cuStreamWaitEvent", third_stream, second_event, 0)
+        call("cuMemcpyPeerAsync", third, contexts[0], second, contexts[1], count, third_stream)
+        call("cuMemcpyDtoHAsync", found[slot].ctypes.data, third, count, third_stream)
+        call("cuEventRecord", third_event, third_stream)
+        expected[slot] = source[begins : begins + count]
+
+    for number in range(100_000):
+        slot = number % depth
+        if number >= depth:
+            call("cuEventSynchronize", back[slot][2])
+            assert np.array_equal(found[slot], expected[slot]), f"copy {number - depth}"
+            if slot == 0:
+                print("round", number // depth, "right", flush=True)
+        send(slot, number * 4096 % count)
+
+
 open_device()
-{"flood": flood, "steady": steady, "beside": beside, "random": lambda seed: random_copies(int(seed))}[sys.argv[1]](*sys.argv[2:])
+{"flood": flood, "steady": steady, "beside": beside, "between": between, "random": lambda seed: random_copies(int(seed))}[sys.argv[1]](*sys.argv[2:])
