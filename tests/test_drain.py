@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from interleavings import holders, machine
 from rekindle import CommandError, Rekindle
 from test_bad_input import refused
 from test_cut import HELD, Steps, images, taken, told
@@ -65,6 +66,24 @@ def test_a_disk_that_is_full_by_then_ends_the_checkpoint_and_not_the_program(dis
         disk.empty()
         memory.begin().end()
         memory.restored()
+
+
+def test_a_criu_that_is_killed_before_it_leaves_no_copy_on_the_gpu():
+    with Rekindle(REKINDLE_FAULT="pinned-saved:hang", REKINDLE_EMULATED="memory=64M") as rekindle:
+        steps = Steps(rekindle, 30 << 20)
+        steps.take(2)
+        checkpoint = rekindle.begin("checkpoint", "steps", "--to", "image", "--leave-running")
+        rekindle.reached("pinned-saved")
+        (criu,) = (pid for pid, words in machine.processes_of(rekindle).items() if holders.is_meant("criu", words))
+        os.kill(criu, signal.SIGKILL)
+        rekindle.let_go("pinned-saved")
+        assert "the program goes on" in said(checkpoint)
+        steps.take(1)
+        assert not images(rekindle) and not left_over(rekindle) and not chunks(rekindle)
+        rekindle("checkpoint", "steps", "--to", "image", "--leave-running")
+        rekindle("verify", "image")
+        steps.set("fill")
+        assert rekindle.wait_lines("steps", steps.count + 2)[-1] == "filled"
 
 
 def test_it_is_neither_taken_again_nor_put_to_sleep_meanwhile():

@@ -217,10 +217,11 @@ def test_a_worker_that_is_killed_while_it_is_brought_back_has_it_brought_back_wi
         assert not wrong.exists()
 
 
-def test_after_a_fault_of_a_kernel_it_goes_on_from_an_image_before_it(rekindle):
+@pytest.mark.parametrize("options", [(), ("--mend",)], ids=["plain", "mended"])
+def test_after_a_fault_of_a_kernel_it_goes_on_from_an_image_before_it(rekindle, options):
     fault, go = rekindle.root / "fault", rekindle.root / "go"
     command = [sys.executable, FAULTY, fault, go]
-    rekindle("run", "-d", "--name", "a", "--every", "300ms", "--restart", "on-failure", "--gpu", "emulated", "--", *command)
+    rekindle("run", "-d", "--name", "a", "--every", "300ms", "--restart", "on-failure", *options, "--gpu", "emulated", "--", *command)
     has_counted(rekindle)
     fault.touch()
     rekindle.wait(lambda: rekindle.lines("a")[-1] == "CUDA_ERROR_ILLEGAL_ADDRESS", "the fault")
