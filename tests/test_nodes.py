@@ -321,10 +321,10 @@ class Wire:
         with contextlib.suppress(OSError):
             while piece := from_.recv(1 << 16):
                 if self.room is not None:
-                    piece = piece[: self.room]
+                    piece = piece[: max(self.room, 0)]
                     self.room -= len(piece)
                 to.sendall(piece)
-                if self.room == 0:
+                if self.room is not None and self.room <= 0:
                     self.cut()
         for stream in (from_, to):
             with contextlib.suppress(OSError):
