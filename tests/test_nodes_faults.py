@@ -99,3 +99,23 @@ def test_the_clock_there_is_a_day_behind(clock):
         assert abs((began[1] - began[0]).total_seconds() + DAY) < DAY / 2, began
         pair.there("migrate", "count", "--to", "here")
         pair.end(pair.here)
+
+
+def test_a_link_that_is_cut_while_an_image_is_on_its_way_is_said_with_its_node():
+    with Wired() as pair:
+        moving = pair.hangs_at("node-begun")
+        pair.wire.cut_after(1 << 20)
+        pair.here.let_go("node-begun")
+        assert '"there"' in sentence(moving)
+        pair.end(pair.here)
+
+
+def test_a_disk_there_that_is_full_when_the_word_comes_is_said(disk):
+    with Wired(there={"state": disk.path}) as pair:
+        moving = pair.hangs_at("node-held")
+        disk.fill()
+        pair.here.let_go("node-held")
+        message = sentence(moving)
+        assert "full" in message or "space" in message, message
+        disk.empty()
+        pair.end(pair.here)

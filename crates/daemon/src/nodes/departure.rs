@@ -125,6 +125,14 @@ fn check(sandbox: &Sandbox) -> Result<()> {
     sandbox.cpu(WANTED).map(drop)
 }
 
+/// What went wrong at the node that the sentence names anyway.
+fn why(error: Error) -> String {
+    match error {
+        Error::Node { reason, .. } => reason,
+        other => other.to_string(),
+    }
+}
+
 impl Migration<'_> {
     fn perform(&self, options: &Departure<'_>) -> Result<(Vec<Round>, u64)> {
         let record = self.sandbox.record();
@@ -209,7 +217,10 @@ impl Migration<'_> {
             Ok(decision) => decision,
             Err(error) => {
                 log::warn!("{error}");
-                settle::decide(self.daemon, self.sandbox, &leaving, || frozen.goes_on())
+                match settle::decide(self.daemon, self.sandbox, &leaving, || frozen.goes_on()) {
+                    Decision::Stays(reason) => Decision::Stays(format!("{reason}; {}", why(error))),
+                    gone => gone,
+                }
             }
         };
         match decision {

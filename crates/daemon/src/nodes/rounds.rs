@@ -9,6 +9,7 @@ use rekindle_store::Image;
 use crate::checkpoint::{self, CheckpointRequest, Purpose};
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::peers::MESSAGE_LIMIT;
 
 use super::departure::{Migration, WORK_LIMIT};
 use super::message::{Answer, Ask};
@@ -20,6 +21,11 @@ pub const MOST_ROUNDS: u32 = 16;
 const LITTLE: u64 = 64 << 20;
 /// How long the driver may wait for the GPU's work to end.
 const GPU_WAIT: Duration = Duration::from_secs(10);
+
+/// What was said before a connection ended is here by then.
+const SAID: Duration = Duration::from_secs(1);
+/// The other node takes so much a second at least, bytes.
+const SLOWEST: u64 = 16 << 20;
 
 impl Migration<'_> {
     /// Sends what there is, again and again as long as that makes less of it.
@@ -78,18 +84,22 @@ impl Migration<'_> {
         link.send(&Ask::Image { bytes: text.len() as u64 })?;
         let sent = { link.stream()?.write_all(&text) };
         sent.map_err(|source| Error::system("send an image", source))?;
-        let wanted = match link.receive(WORK_LIMIT)? {
+        let wanted = match link.receive(MESSAGE_LIMIT)? {
             Answer::Wanted { chunks } => chunks,
             other => return Err(refused(&link, other)),
         };
         let progress = |done, total| self.reply.progress("send", done, total);
         let bytes = image.send(&wanted, link.stream()?, &progress);
-        // Why it takes no more it may have said.
-        let answered = link.receive(WORK_LIMIT);
+        // Why it takes no more it has said by then.
+        let within =
+            bytes.as_ref().map_or(SAID, |bytes| MESSAGE_LIMIT + Duration::from_secs(bytes / SLOWEST));
+        let answered = link.receive(within);
         match (bytes, answered) {
             (Ok(bytes), Ok(Answer::Done)) => Ok(bytes),
             (_, Ok(other)) => Err(refused(&link, other)),
-            (Err(error), Err(_)) => Err(error.into()),
+            (Err(error), Err(_)) => {
+                Err(Error::Node { name: link.peer.name.clone(), reason: error.to_string() })
+            }
             (Ok(_), Err(error)) => Err(error),
         }
     }

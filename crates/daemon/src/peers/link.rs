@@ -247,6 +247,17 @@ impl Link {
     }
 }
 
+impl Link {
+    /// Something has come, or the connection has ended, before all was sent.
+    fn why_no_more(&self) -> io::Error {
+        match self.socket.peek(&mut [0]) {
+            Ok(0) => io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed"),
+            Ok(_) => io::Error::other("it has answered before all was sent"),
+            Err(error) => error,
+        }
+    }
+}
+
 struct BodyStream<'a>(&'a mut Link);
 
 impl Read for BodyStream<'_> {
@@ -259,7 +270,7 @@ impl Write for BodyStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut polled = [PollFd::new(self.0.socket.as_fd(), PollFlags::POLLIN)];
         match poll(&mut polled, PollTimeout::ZERO) {
-            Ok(ready) if ready > 0 => Err(io::Error::other("it has answered before all was sent")),
+            Ok(ready) if ready > 0 => Err(self.0.why_no_more()),
             _ => self.0.stream.write(bytes),
         }
     }
