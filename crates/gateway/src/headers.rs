@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::{Uri, http::uri::PathAndQuery};
@@ -41,6 +41,17 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
+/// Makes one field of all cookies: HTTP/2 lets each be in a field of its own, of which programs that know HTTP/1.1 alone may
+/// read no more than the first (RFC 9113, section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let cookies: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if cookies.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, joined);
+    }
+}
+
 /// Makes a client's headers those of the request to an instance.
 pub fn forward(
     headers: &mut HeaderMap,
@@ -49,6 +60,7 @@ pub fn forward(
     upgrade: Option<HeaderValue>,
 ) {
     strip(headers);
+    join_cookies(headers);
     // The gateway has asked for the body already.
     headers.remove(EXPECT);
     if let Some(upgrade) = upgrade {
@@ -130,6 +142,16 @@ mod tests {
         assert_eq!(map, headers(&wanted));
         assert_eq!(target(&Uri::from_static("http://example/a?b")), "/a?b");
         assert_eq!(target(&Uri::from_static("*")), "*");
+    }
+
+    #[test]
+    fn cookies_that_come_in_several_fields_go_on_in_one() {
+        let mut map =
+            headers(&[("cookie", "a=1"), ("accept", "*/*"), ("cookie", "b=2; c=3"), ("cookie", "d=4")]);
+        map.append(COOKIE, HeaderValue::from_bytes(b"e=\xff").unwrap());
+        forward(&mut map, &Uri::from_static("/"), ([127, 0, 0, 1].into(), "https"), None);
+        let cookies: Vec<&[u8]> = map.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+        assert_eq!(cookies, [b"a=1; b=2; c=3; d=4; e=\xff"]);
     }
 
     #[test]
