@@ -18,6 +18,8 @@ const HOP: [HeaderName; 8] = [
     TRANSFER_ENCODING,
     UPGRADE,
 ];
+/// What the names begin with of headers that say which way a request came.
+const FORWARDED: &[u8] = b"x-forwarded-";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
@@ -72,13 +74,22 @@ pub fn forward(
     {
         headers.insert(HOST, host);
     }
-    let client = client.to_canonical().to_string();
-    let before = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
-    let chain = before.chain([client.as_str()]).collect::<Vec<_>>().join(", ");
-    if let Ok(chain) = HeaderValue::from_str(&chain) {
-        headers.insert(FORWARDED_FOR, chain);
+    let claims: Vec<HeaderName> = headers.keys().filter(|name| tells_way(name)).cloned().collect();
+    for name in claims {
+        headers.remove(name);
     }
-    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
+    if let Ok(client) = HeaderValue::from_str(&client.to_canonical().to_string()) {
+        headers.insert(FORWARDED_FOR, client);
+    }
+    headers.insert(FORWARDED_PROTO, HeaderValue::from_static(scheme));
+}
+
+/// Whether a header says which way a request came. Programs believe that, so that a client may not say it. Interfaces such as
+/// WSGI make no difference between `-` and `_`.
+fn tells_way(name: &HeaderName) -> bool {
+    let is_same = |(has, wanted): (u8, &u8)| has == *wanted || (has == b'_' && *wanted == b'-');
+    let name = name.as_str();
+    name == "forwarded" || (name.len() >= FORWARDED.len() && name.bytes().zip(FORWARDED).all(is_same))
 }
 
 /// A request's target as an instance is told it: without scheme and host.
@@ -136,7 +147,7 @@ mod tests {
         let wanted = [
             ("accept", "*/*"),
             ("host", "example"),
-            ("x-forwarded-for", "192.0.2.1, 127.0.0.1"),
+            ("x-forwarded-for", "127.0.0.1"),
             ("x-forwarded-proto", "http"),
         ];
         assert_eq!(map, headers(&wanted));
@@ -152,6 +163,25 @@ mod tests {
         forward(&mut map, &Uri::from_static("/"), ([127, 0, 0, 1].into(), "https"), None);
         let cookies: Vec<&[u8]> = map.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
         assert_eq!(cookies, [b"a=1; b=2; c=3; d=4; e=\xff"]);
+    }
+
+    #[test]
+    fn what_a_client_says_of_how_it_came_is_not_believed() {
+        let mut map = headers(&[
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-forwarded-for", "192.0.2.2"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "elsewhere"),
+            ("x-forwarded-prefix", "/admin"),
+            ("x_forwarded_proto", "https"),
+            ("forwarded", "for=192.0.2.1;proto=https"),
+            ("x-forward", "other"),
+        ]);
+        let client: IpAddr = "::ffff:198.51.100.7".parse().unwrap();
+        forward(&mut map, &Uri::from_static("/"), (client, "http"), None);
+        let wanted =
+            [("x-forward", "other"), ("x-forwarded-for", "198.51.100.7"), ("x-forwarded-proto", "http")];
+        assert_eq!(map, headers(&wanted));
     }
 
     #[test]
