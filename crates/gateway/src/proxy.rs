@@ -20,7 +20,7 @@ use crate::canary::Canary;
 use crate::headers;
 use crate::instance_slot::InstanceSlot;
 use crate::limits;
-use crate::policy::Outcome;
+use crate::policy::{Coming, Outcome};
 use crate::refusal::{Answer, denied, refused, say};
 use crate::relay::Relay;
 use crate::service::{Service, Verdict};
@@ -70,13 +70,13 @@ async fn attempt(
     let request = forwarded(request, client, upgrade.as_ref(), entry);
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let mut again = (is_safe && request.body().is_end_stream() && upgrade.is_none()).then(|| copy(&request));
-    let (mut unsent, mut avoid) = (Some(request), None);
-    let (deadline, counts) = (came + service.plan().timeout(), entry.counts());
+    let (mut unsent, counts) = (Some(request), entry.counts());
+    let (mut deadline, mut coming) = (came + service.plan().timeout(), Coming::Anew);
     let mut canary = service.canary().filter(|canary| canary.takes_next());
     loop {
         let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
         let begun = Instant::now();
-        let verdict = asked.acquire_slot(deadline, avoid, counts).await;
+        let verdict = asked.acquire_slot(deadline, coming, counts).await;
         entry.waited(begun.elapsed());
         let mut slot = match verdict {
             Verdict::Sent(slot) => slot,
@@ -114,7 +114,7 @@ async fn attempt(
                 let why = format!("the instance {name:?} does not listen any more: {error}");
                 stop(canary.as_ref(), || why.clone());
                 slot.service.act(|policy, now| policy.unreachable(slot.instance, why, now));
-                avoid = canary.take().is_none().then_some(slot.instance);
+                coming = Coming::Again { avoid: canary.take().is_none().then_some(slot.instance) };
                 entry.retried();
             }
             Err(Failure::Unreachable(error)) => {
@@ -128,11 +128,13 @@ async fn attempt(
                 let sentence =
                     format!("the instance {name:?} ended the connection before it answered: {error}");
                 stop(canary.as_ref(), || sentence.clone());
-                avoid = canary.take().is_none().then_some(slot.instance);
+                let avoid = canary.take().is_none().then_some(slot.instance);
                 if again.is_none() {
                     slot.outcome = Outcome::Broken;
                     return say(StatusCode::BAD_GATEWAY, sentence);
                 }
+                // How long the instance had it is no time that it has waited.
+                (deadline, coming) = (Instant::now() + service.plan().timeout(), Coming::Again { avoid });
                 entry.retried();
             }
         }

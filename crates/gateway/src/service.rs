@@ -23,7 +23,7 @@ use crate::latency::{Latency, Quantiles};
 use crate::maker::{Failure, Instance, Maker};
 use crate::memory::{Holding, Memory};
 use crate::plan::{Plan, Source};
-use crate::policy::{Action, Counts, Outcome, Policy, Refusal, Stage};
+use crate::policy::{Action, Coming, Counts, Outcome, Policy, Refusal, Stage};
 use crate::tally::{Origin, Tally};
 use crate::tenant::{Tenant, Tenants};
 use crate::upstream::Upstream;
@@ -167,13 +167,13 @@ impl Service {
     pub(crate) async fn acquire_slot(
         self: &Arc<Self>,
         deadline: Instant,
-        avoid: Option<u32>,
+        coming: Coming,
         counts: bool,
     ) -> Verdict {
         let (sender, receiver) = oneshot::channel();
         let mut request = 0;
         self.change(|state, now| {
-            request = state.policy.arrive(now, deadline, avoid, counts);
+            request = state.policy.arrive(now, deadline, coming, counts);
             state.waiting.insert(request, sender);
         });
         let mut waits = QueuedRequest { service: self, request, receiver, is_told: false };

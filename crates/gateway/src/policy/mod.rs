@@ -33,6 +33,7 @@ use rate::Rate;
 use rollout::Rollout;
 
 pub use instance::Stage;
+pub use queue::Coming;
 pub use room::IdleInstance;
 
 /// How long the next instance waits after one that came to nothing; twice as long after each further one.
@@ -164,19 +165,20 @@ impl Policy {
     }
 
     /// A request comes, which counts among those that the service has had or does not. One that comes again goes to another
-    /// instance than `avoid` if it can.
-    pub fn arrive(&mut self, now: Instant, deadline: Instant, avoid: Option<u32>, counts: bool) -> u64 {
-        let request = self.queue.push(deadline, avoid, counts);
-        if self.draining && avoid.is_none() {
+    /// instance than the one that has failed it if it can, and is not refused a place in the queue.
+    pub fn arrive(&mut self, now: Instant, deadline: Instant, coming: Coming, counts: bool) -> u64 {
+        let request = self.queue.push(deadline, coming, counts);
+        let is_new = coming == Coming::Anew;
+        if self.draining && is_new {
             let waiting = self.queue.remove(request);
             self.refuse(waiting, Refusal::Draining);
             return request;
         }
-        if avoid.is_none() && counts {
+        if is_new && counts {
             self.rate.note(now);
         }
         self.settle(now);
-        if self.queue.len() > self.plan.queue as usize {
+        if is_new && self.queue.len() > self.plan.queue as usize {
             let waiting = self.queue.remove(request);
             self.refuse(waiting, Refusal::Full);
         }

@@ -19,14 +19,24 @@ pub struct Waiting {
     pub counts: bool,
 }
 
+/// How a request comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coming {
+    Anew,
+    /// It was let in before, and the instance that it was sent to has failed it. `avoid`: that, if it is one of these.
+    Again {
+        avoid: Option<u32>,
+    },
+}
+
 impl Queue {
-    pub fn push(&mut self, deadline: Instant, avoid: Option<u32>, counts: bool) -> u64 {
+    pub fn push(&mut self, deadline: Instant, coming: Coming, counts: bool) -> u64 {
         self.last += 1;
-        let waiting = Waiting { request: self.last, deadline, avoid, counts };
-        match avoid {
+        let waiting = |avoid| Waiting { request: self.last, deadline, avoid, counts };
+        match coming {
             // It was first before.
-            Some(_) => self.waiting.push_front(waiting),
-            None => self.waiting.push_back(waiting),
+            Coming::Again { avoid } => self.waiting.push_front(waiting(avoid)),
+            Coming::Anew => self.waiting.push_back(waiting(None)),
         }
         self.last
     }

@@ -58,6 +58,22 @@ fn a_request_goes_to_another_instance_than_the_one_that_failed_it() {
 }
 
 #[test]
+fn a_second_try_is_not_refused_for_a_full_queue() {
+    let mut scenario = Scenario::running(Plan { max: 1, concurrency: 1, queue: 1, ..plan() }, 1);
+    scenario.asks();
+    scenario.answered(1).ask(2);
+    scenario.policy.ended(1, "was killed".into(), scenario.now);
+    assert_eq!(scenario.then(), ["1 to 1", "2 to 1", "start 2 of one"]);
+    scenario.again(1);
+    scenario.again(None);
+    assert!(scenario.then().is_empty(), "they were let in before, by this service or for its canary");
+    scenario.asks();
+    assert_eq!(scenario.then(), ["6 full"], "who comes anew was not");
+    assert_eq!(scenario.ready(2).then(), ["5 to 2"]);
+    assert_eq!(scenario.answered(2).answered(2).then(), ["4 to 2", "3 to 2"]);
+}
+
+#[test]
 fn one_that_lets_nobody_in_ends() {
     let mut scenario = Scenario::running(plan(), 1);
     scenario.asks();

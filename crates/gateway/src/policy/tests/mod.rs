@@ -45,7 +45,8 @@ impl Scenario {
     }
 
     fn asks(&mut self) -> u64 {
-        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), None, true);
+        let request =
+            self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Coming::Anew, true);
         self.grant();
         request
     }
@@ -56,9 +57,9 @@ impl Scenario {
         }
     }
 
-    fn again(&mut self, avoid: u32) -> u64 {
-        let request =
-            self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Some(avoid), true);
+    fn again(&mut self, avoid: impl Into<Option<u32>>) -> u64 {
+        let coming = Coming::Again { avoid: avoid.into() };
+        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), coming, true);
         self.grant();
         request
     }

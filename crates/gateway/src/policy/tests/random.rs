@@ -9,7 +9,7 @@ use super::*;
 #[derive(Clone, Debug)]
 enum Step {
     Arrive,
-    Again(u32),
+    Again(Option<u32>),
     Gone(usize),
     Done(usize, bool),
     /// The n-th of what is under way comes to its end, well or not.
@@ -32,7 +32,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => Just(Step::Arrive),
-        1 => (1..5u32).prop_map(Step::Again),
+        1 => prop::option::of(1..5u32).prop_map(Step::Again),
         2 => any::<usize>().prop_map(Step::Gone),
         8 => (any::<usize>(), any::<bool>()).prop_map(|(which, well)| Step::Done(which, well)),
         8 => any::<usize>().prop_map(Step::Grant),
@@ -163,8 +163,11 @@ proptest! {
         for step in steps {
             match step {
                 Step::Arrive | Step::Again(_) => {
-                    let avoid = if let Step::Again(avoid) = step { Some(avoid) } else { None };
-                    let request = policy.arrive(now, now + policy.plan().timeout(), avoid, true);
+                    let coming = match step {
+                        Step::Again(avoid) => Coming::Again { avoid },
+                        _ => Coming::Anew,
+                    };
+                    let request = policy.arrive(now, now + policy.plan().timeout(), coming, true);
                     world.waiting.insert(request);
                 }
                 Step::Gone(which) => {
