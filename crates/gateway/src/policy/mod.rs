@@ -123,6 +123,8 @@ pub struct Policy {
     last: u32,
     queue: Queue,
     draining: bool,
+    /// All instances were ended while the service drains: what they had is sent to no other.
+    is_over: bool,
     /// How many instances in a row came to nothing.
     failures: u32,
     not_before: Option<Instant>,
@@ -148,6 +150,7 @@ impl Policy {
             last: 0,
             queue: Queue::default(),
             draining: false,
+            is_over: false,
             failures: 0,
             not_before: None,
             is_hopeless: false,
@@ -169,7 +172,7 @@ impl Policy {
     pub fn arrive(&mut self, now: Instant, deadline: Instant, coming: Coming, counts: bool) -> u64 {
         let request = self.queue.push(deadline, coming, counts);
         let is_new = coming == Coming::Anew;
-        if self.draining && is_new {
+        if self.draining && (is_new || self.is_over) {
             let waiting = self.queue.remove(request);
             self.refuse(waiting, Refusal::Draining);
             return request;
@@ -313,7 +316,7 @@ impl Policy {
 
     /// Ends all instances, whatever they do.
     pub fn end_all(&mut self, now: Instant) {
-        self.draining = true;
+        (self.draining, self.is_over) = (true, true);
         let numbers: Vec<u32> = self.instances.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.end(number));
         let waiting = self.queue.clear();
@@ -328,7 +331,7 @@ impl Policy {
 
     pub fn replan(&mut self, plan: Plan, now: Instant) {
         self.plan = plan;
-        self.draining = false;
+        (self.draining, self.is_over) = (false, false);
         self.settle(now);
     }
 

@@ -57,7 +57,7 @@ impl Policy {
         self.generation += 1;
         (self.source, self.plan) = (Some(rollout.source), rollout.plan);
         (self.failures, self.not_before, self.problem) = (0, None, None);
-        self.draining = false;
+        (self.draining, self.is_over) = (false, false);
         for instance in self.instances.values_mut() {
             instance.retiring |= instance.generation != self.generation;
         }

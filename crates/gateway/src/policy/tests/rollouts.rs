@@ -48,3 +48,19 @@ fn a_service_that_drains_answers_what_it_has() {
     scenario.asks();
     assert_eq!(scenario.then(), ["start 2 of one"]);
 }
+
+#[test]
+fn a_service_that_ends_all_instances_starts_none_for_what_these_had() {
+    let mut scenario = Scenario::running(Plan { max: 1, ..plan() }, 1);
+    scenario.asks();
+    scenario.policy.end_all(scenario.now);
+    assert_eq!(scenario.then(), ["1 to 1", "end 1"]);
+    scenario.policy.done(1, Outcome::Unheard, scenario.now);
+    scenario.again(1);
+    scenario.policy.ended(1, String::new(), scenario.now);
+    assert_eq!(scenario.then(), ["2 draining"]);
+    assert!(scenario.policy.is_drained());
+    scenario.policy.replan(plan(), scenario.now);
+    scenario.asks();
+    assert_eq!(scenario.then(), ["start 2 of one"]);
+}
