@@ -15,6 +15,7 @@
 
 mod access;
 mod canary;
+mod connection;
 mod gateway;
 mod headers;
 mod history;
@@ -30,6 +31,7 @@ mod proxy;
 mod refusal;
 mod relay;
 mod service;
+mod streams;
 mod tally;
 mod tenant;
 mod tls;

@@ -5,8 +5,11 @@ use std::time::Duration;
 /// Of a connection, what is read ahead, and with it the longest head of a request: bytes.
 pub const BUFFER: usize = 64 << 10;
 pub const HEADERS: usize = 128;
-/// How long the head of a request may take, and a connection rest between two.
+/// How long the head of a request may take, and a connection of HTTP/1 rest between two.
 pub const HEAD_TIME: Duration = Duration::from_secs(60);
+/// How long a connection may rest of which it is not known what it speaks, or that speaks HTTP/2: a little longer, so that
+/// the limit of HTTP/1 comes first where it holds.
+pub const REST_TIME: Duration = Duration::from_secs(61);
 /// How long an instance may take to let a connection in: as long as nothing is in its way, none at all.
 pub const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// How often is looked whether a certificate is another one by now.
