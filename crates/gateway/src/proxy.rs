@@ -41,9 +41,16 @@ pub async fn answer(
     access: Option<Access>,
     mut request: Request<Incoming>,
 ) -> Response<Logged> {
+    headers::join_cookies(request.headers_mut());
+    let fields = request.headers().len();
     let tenant = service.tenant().map(|tenant| tenant.name.as_str());
     let asked = RequestOrigin { service: &service.name, tenant, tally: service.tally() };
     let mut entry = Entry::begin(asked, client.ip, &mut request, access);
+    // HTTP/2 has a limit of the bytes of a head alone.
+    if fields > limits::HEADERS {
+        let sentence = format!("the request has {fields} headers; send at most {}", limits::HEADERS);
+        return entry.answered(say(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, sentence));
+    }
     let answer = attempt(service, client, request, &mut entry).await;
     entry.answered(answer)
 }
