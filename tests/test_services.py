@@ -244,6 +244,12 @@ def test_clients_that_go_give_their_places_back(rekindle):
     web.let_go("a")
 
 
+def memory(rekindle, kind="VmRSS"):
+    """The daemon's, in kilobytes."""
+    status = Path(f"/proc/{daemon(rekindle)}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(kind))
+
+
 def test_heads_without_end_are_refused_and_bodies_without_end_are_not_kept(rekindle):
     web = Web(rekindle)
     with web.connect() as sock:
@@ -254,12 +260,8 @@ def test_heads_without_end_are_refused_and_bodies_without_end_are_not_kept(rekin
             sock.sendall(b"X" * 65536)
         pytest.fail("it was read on and on")
 
-    def memory():
-        status = Path(f"/proc/{daemon(rekindle)}/status").read_text()
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-
     web.get()
-    before, data = memory(), b"x" * (1 << 20)
+    before, data = memory(rekindle), b"x" * (1 << 20)
     with web.connect() as sock:
         sock.sendall(f"POST /hold?{web.mark('a')} HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 40}\r\n\r\n".encode())
         web.held("a")
@@ -268,35 +270,82 @@ def test_heads_without_end_are_refused_and_bodies_without_end_are_not_kept(rekin
             for _ in range(200):
                 sock.sendall(data)
             pytest.fail("somebody has taken it all")
-    assert memory() - before < 32 << 10, "kilobytes"
+    assert memory(rekindle) - before < 32 << 10, "kilobytes"
     # What the kernel keeps of it hides that the client has gone, until somebody reads or ends.
     web.let_go("a")
     rekindle.wait(lambda: web.shown()["in_flight"] == 0, "the request's end")
 
 
-@pytest.fixture
-def descriptors():
-    """As many as this process may have."""
+@contextlib.contextmanager
+def descriptors(most):
+    """So many for this process, and for those that it starts."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, max(most, before[1])))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_thousand_clients_at_once_are_all_answered(rekindle, descriptors):
-    web = Web(rekindle, "--queue", 1000, "--max", 2)
+async def told(web, full=None):
+    """What one client is told: status, head and body. It ends its request once others have begun theirs, if it is to wait for that."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
+    if full:
+        await full.wait()
+    writer.write(b"Connection: close\r\n\r\n")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    # Thousands of ports that are used up would be missed by others.
+    writer.transport.abort()
+    return int(head.split(b" ")[1]), head.lower().split(b"\r\n"), body
 
-    async def one():
-        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
-        writer.write(b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n")
-        head = await reader.readuntil(b"\r\n\r\n")
-        writer.close()
-        return head.split(b" ")[1]
 
-    async def all():
-        return await asyncio.wait_for(asyncio.gather(*(one() for _ in range(1000))), PATIENCE)
+def test_ten_thousand_clients_at_once_are_all_answered(rekindle):
+    clients, waiting, room = 10_000, 100, 1024
+    # A quarter of what the daemon may have open is for clients.
+    with descriptors(4 * room), ThreadPoolExecutor(1) as threads:
+        web = Web(rekindle, "--queue", waiting, "--max", 1, "--concurrency", 1, "--timeout", "10m")
+        held = threads.submit(web.ask, f"/hold?{web.mark('a')}")
+        web.held("a")
+        before, opened = memory(rekindle), Path(f"/proc/{daemon(rekindle)}/fd")
+        others = len(os.listdir(opened))
+        answers = []
 
-    assert asyncio.run(all()) == [b"404"] * 1000
+        async def one(full):
+            answers.append(await told(web, full))
+            if len(answers) == clients - waiting:
+                web.let_go("a")
+
+        async def all():
+            full = asyncio.Event()
+            everyone = asyncio.gather(*(one(full) for _ in range(clients)))
+            while len(os.listdir(opened)) < others + room - 50:
+                await asyncio.sleep(0.02)
+            # The others wait to be let in.
+            await asyncio.sleep(0.2)
+            assert len(os.listdir(opened)) < others + room + 50
+            full.set()
+            await everyone
+
+        with descriptors(clients + 500):
+            asyncio.run(asyncio.wait_for(all(), PATIENCE))
+        assert held.result()[0] == 200
+    assert [status for status, *_ in answers] == [429] * (clients - waiting) + [200] * waiting
+    for status, head, body in answers:
+        assert b"retry-after: 1" in head if status == 429 else json.loads(body)["tag"] == "one"
+    assert memory(rekindle, "VmHWM") - before < 64 << 10, "kilobytes"
+    assert web.get()["tag"] == "one"
+    assert web.shown()["refused"] == clients - waiting
+
+
+def test_a_thousand_clients_at_once_are_all_served(rekindle):
+    with descriptors(4096):
+        web = Web(rekindle, "--queue", 1000, "--max", 2)
+
+        async def all():
+            return await asyncio.wait_for(asyncio.gather(*(told(web) for _ in range(1000))), PATIENCE)
+
+        assert [status for status, *_ in asyncio.run(all())] == [200] * 1000
     assert len(web.stages()) <= 2
 
 
