@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -350,18 +351,22 @@ def test_a_thousand_clients_at_once_are_all_served(rekindle):
 
 
 class Load:
-    """Asks without a pause, by some threads, until it is told to stop."""
+    """Asks without a pause, by some threads, until it is told to stop. What is lost as it may be is counted, and asked again."""
 
-    def __init__(self, web, clients=4):
+    def __init__(self, web, clients=4, may_be=()):
         self.web, self.answers, self.failures, self.goes_on = web, [], [], True
-        self.counts = [0] * clients
+        self.counts, self.lost, self.may_be = [0] * clients, [0] * clients, may_be
         self.threads = [threading.Thread(target=self.one, args=[client]) for client in range(clients)]
 
     def one(self, client):
         try:
             while self.goes_on:
-                self.answers.append(self.web.get()["tag"])
-                self.counts[client] += 1
+                try:
+                    self.answers.append(self.web.get()["tag"])
+                    self.counts[client] += 1
+                except self.may_be:
+                    self.lost[client] += 1
+                    time.sleep(0.02)
         except Exception as error:
             self.failures.append(error)
 
@@ -453,6 +458,27 @@ def test_a_service_outlives_its_daemon(rekindle):
     rekindle("unserve", "web")
     rekindle("shutdown")
     assert rekindle.json("services")["services"] == []
+
+
+def test_a_daemon_that_is_killed_under_load_has_no_client_wait_and_loses_no_instance(rekindle):
+    web = Web(rekindle, "--min", 2, "--max", 2)
+    instances = lambda: sorted((row["name"], row["pid"]) for row in rekindle.sandboxes() if row["name"].startswith("web-"))
+    web.come_to("running", "running")
+    before = instances()
+    with Load(web, 50, (ConnectionError, http.client.HTTPException)) as load:
+        for _ in range(2):
+            load.more()
+            lost = list(load.lost)
+            os.kill(daemon(rekindle), signal.SIGKILL)
+            # Each is told of what it asked, or that nobody is there.
+            load.until(lambda lost=lost: all(now > then for now, then in zip(load.lost, lost, strict=True)), "all clients to be told")
+            # The next daemon has the instances, with those that still have requests of the last one.
+            assert instances() == before
+        load.more()
+    assert load.failures == []
+    assert web.stages() == ["running", "running"] and instances() == before
+    rekindle.wait(lambda: web.shown()["in_flight"] == 0, "the end of all requests")
+    assert web.shown()["failed"] == 0
 
 
 def test_a_service_that_drains_answers_what_it_has_and_no_more(rekindle):
