@@ -85,9 +85,18 @@ def test_what_cannot_be_had_is_said_in_a_sentence(node):
     place.write_bytes(array.tobytes()[:-4])
     with pytest.raises(package.DataSizeError, match=f"has {array.nbytes - 4} bytes, and {array.nbytes} were declared"):
         sums.total.remote()
+    # Numbers of another dtype: twice as wide.
+    place.write_bytes(array.astype("int64").tobytes())
+    with pytest.raises(package.DataSizeError, match=f"^{url} has {2 * array.nbytes} bytes, and {array.nbytes} were declared by its shape and dtype; "):
+        sums.total.remote()
     place.write_bytes(b"")
     with pytest.raises(package.DataSizeError, match="is empty"):
         sums.total.remote()
+    place.unlink()
+    place.mkdir()
+    with pytest.raises(package.DataNotFoundError, match=f"^{url} is not there"):
+        sums.total.remote()
+    place.rmdir()
     place.write_bytes(array.tobytes())
     assert sums.total.remote() == expected(array)
 

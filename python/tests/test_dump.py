@@ -150,6 +150,18 @@ def test_an_object_that_is_not_there_is_made():
             without.step.remote(1)
 
 
+def test_an_object_of_another_size_is_neither_loaded_nor_replaced():
+    with counters() as node:
+        place, url = node.put(filled(1, COUNT + 1))
+        (one,) = node.deploy(url, create=True)
+        with pytest.raises(package.DataSizeError, match=f"^{url} has {4 * COUNT + 4} bytes, and {4 * COUNT} were declared by its shape and dtype"):
+            one.step.remote(1)
+        assert numpy.array_equal(read(place), filled(1, COUNT + 1))
+        node.put(filled(1))
+        one.step.remote(1)
+        assert numpy.array_equal(read(place), filled(2))
+
+
 def test_what_became_another_object_is_left_as_it_is():
     with Store() as store, counters() as node:
         store.objects["/numbers"] = filled(1).tobytes()

@@ -109,6 +109,42 @@ def test_what_is_no_such_file_is_refused_in_a_sentence(model):
     assert one.describe.remote() == {"a": ("int32", (2,))}
 
 
+def header(text):
+    return struct.pack("<Q", len(text)) + text
+
+
+def row(dtype="I32", shape=(2,), offsets=(0, 8)):
+    return header(json.dumps({"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}).encode())
+
+
+def test_headers_of_what_is_no_tensor_are_refused_in_a_sentence():
+    url, total = "s3://b/k", 10_000
+    assert Index.of(url, total, row()).tensors == {"a": ("int32", (2,), len(row()))}
+    for wrong in (
+        header(b"[]"),
+        header(b'{"a": 1}'),
+        header(b'{"a": {"dtype": "I32", "shape": [2]}}'),
+        header(b'{"a": ' + b"[" * 100_000),
+        header(b"\xff\xfe"),
+        row(dtype="I7"),
+        row(dtype=[]),
+        row(shape=["2"]),
+        row(shape=[2.5]),
+        row(shape=[float("inf")]),
+        row(shape=2),
+        row(shape=[-1, -2]),
+        row(shape=[1 << 70]),
+        row(offsets=[8, 0]),
+        row(offsets=[-8, 0]),
+        row(offsets=[0, 4]),
+        row(offsets=[0.0, 8.0]),
+        row(offsets=[total, total + 8]),
+        row(offsets=[0, 8, 16]),
+    ):
+        with pytest.raises(package.DataSizeError, match=f"^{url} is no file of safetensors: .*; put one there, or declare dtype and shape$"):
+            Index.of(url, total, wrong)
+
+
 def test_declarations_that_cannot_be_are_refused():
     for more in ({"dtype": "int8"}, {"shape": 1}, {"mode": "rw"}):
         with pytest.raises(package.DeclarationError, match="says itself what is in it"):

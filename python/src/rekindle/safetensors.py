@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,7 @@ class Index:
         try:
             rows = json.loads(header[BEFORE:])
             found = {name: place(row) for name, row in rows.items() if name != "__metadata__"}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise wrong(url, f"its header cannot be read ({error})") from error
         tensors = {}
         for name, (dtype, shape, start, end) in found.items():
@@ -91,7 +92,7 @@ class Index:
 
 def place(row: Any) -> tuple[str, tuple[int, ...], int, int]:
     start, end = row["data_offsets"]
-    return row["dtype"], tuple(int(size) for size in row["shape"]), int(start), int(end)
+    return str(row["dtype"]), tuple(operator.index(size) for size in row["shape"]), operator.index(start), operator.index(end)
 
 
 def ask(url: str, offset: int, size: int) -> tuple[int, bytes]:
