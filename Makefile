@@ -62,7 +62,7 @@ soak: build ## Thousands of generations: SOAK="--count 20000 --seed 1 --jobs 16 
 deny: ## Licences and sources of dependencies
 	scripts/deny
 
-bench-gpu: build ## Everything that needs a real NVIDIA GPU; results beside the machine's description
+bench-gpu: build ## What benches/gpu/run measures on one NVIDIA GPU; docs/benchmarks.md has the other commands
 	benches/gpu/run --out benches/gpu/results/$$(date -u +%Y-%m-%d).json
 
 figures: setup ## The tables and pictures of docs/benchmarks.md from the checked-in results

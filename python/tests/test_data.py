@@ -87,7 +87,9 @@ def test_what_cannot_be_had_is_said_in_a_sentence(node):
         sums.total.remote()
     # Numbers of another dtype: twice as wide.
     place.write_bytes(array.astype("int64").tobytes())
-    with pytest.raises(package.DataSizeError, match=f"^{url} has {2 * array.nbytes} bytes, and {array.nbytes} were declared by its shape and dtype; "):
+    with pytest.raises(
+        package.DataSizeError, match=f"^{url} has {2 * array.nbytes} bytes, and {array.nbytes} were declared by its shape and dtype; "
+    ):
         sums.total.remote()
     place.write_bytes(b"")
     with pytest.raises(package.DataSizeError, match="is empty"):

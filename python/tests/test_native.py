@@ -401,14 +401,17 @@ def test_data_is_declared_in_the_manifest(natives):
     file = natives.directory / "values.raw"
     file.write_bytes(values.tobytes())
     missing = natives.directory / "missing.raw"
-    tables = "".join(
-        f'[data.{name}]\nurl = "file://{path}"\ndtype = "float32"\nshape = [64, 64]\n' for name, path in (("values", file), ("missing", missing))
-    )
+    declared = (("values", file, "float32"), ("missing", missing, "float32"), ("wide", file, "float64"))
+    tables = "".join(f'[data.{name}]\nurl = "file://{path}"\ndtype = "{dtype}"\nshape = [64, 64]\n' for name, path, dtype in declared)
     natives.native("data", [natives.library("various")], tables)
     np.testing.assert_array_equal(function("loaded", "data").remote("values"), values)
     np.testing.assert_array_equal(function("loaded", "data").remote("values"), values)
     with pytest.raises(package.DataNotFoundError):
         function("loaded", "data").remote("missing")
+    with pytest.raises(
+        package.DataSizeError, match=f"values.raw has {values.nbytes} bytes, and {2 * values.nbytes} were declared by its shape and dtype"
+    ):
+        function("loaded", "data").remote("wide")
     with pytest.raises(KeyError, match="no data is declared as .others."):
         function("loaded", "data").remote("others")
     missing.write_bytes(values.tobytes())
