@@ -4,6 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -13,7 +14,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::objects::Object;
 use crate::shared::STEP;
-use crate::transport::{Pool, SILENCE_LIMIT, failed};
+use crate::transport::{Pool, failed};
 
 /// What it yields is what lies there: who writes that to the same place has nothing to copy.
 pub struct Landed {
@@ -27,6 +28,8 @@ pub struct Landed {
     filled: usize,
     /// What came with the head.
     early: Bytes,
+    /// For how long nothing may come, and until when.
+    limit: Duration,
     silence: Pin<Box<Sleep>>,
 }
 
@@ -50,9 +53,10 @@ impl Landed {
         object: Arc<Object>,
         (at, left): (u64, u64),
         early: Bytes,
+        limit: Duration,
     ) -> Landed {
-        let silence = Box::pin(sleep(SILENCE_LIMIT));
-        Landed { stream: Some(stream), back, object, at, left, filled: 0, early, silence }
+        let silence = Box::pin(sleep(limit));
+        Landed { stream: Some(stream), back, object, at, left, filled: 0, early, limit, silence }
     }
 
     /// Reads until a step of memory is full or all is there.
@@ -76,7 +80,7 @@ impl Landed {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
                     self.filled += count;
-                    self.silence.as_mut().reset(Instant::now() + SILENCE_LIMIT);
+                    self.silence.as_mut().reset(Instant::now() + self.limit);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),

@@ -15,7 +15,7 @@ use rekindle_protocol::data::{Problem, ProblemKind};
 use url::Url;
 
 use crate::dump::ReplaceLock;
-use crate::transport::Connector;
+use crate::transport::{Connector, SILENCE_LIMIT};
 
 /// By one of these the environment has credentials for S3; else the machine is asked for its own.
 const CREDENTIALS: [&str; 5] = [
@@ -51,6 +51,7 @@ pub enum StoreAccess {
 pub struct Stores {
     known: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
     patience: Duration,
+    connector: Connector,
     files: Option<PathBuf>,
     /// How the URLs begin that programs may write to.
     writable: Vec<String>,
@@ -68,7 +69,14 @@ impl Stores {
         // Fails only where somebody has chosen one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (client, replace_lock) = (reqwest::Client::new(), ReplaceLock::default());
-        Stores { known: Mutex::default(), patience, files, writable, client, replace_lock }
+        let connector = Connector { silence: SILENCE_LIMIT };
+        Stores { known: Mutex::default(), patience, connector, files, writable, client, replace_lock }
+    }
+
+    /// Gives up connections by which nothing comes for so long, and asks by others.
+    #[cfg(test)]
+    pub fn with_silence(self, silence: Duration) -> Stores {
+        Stores { connector: Connector { silence }, ..self }
     }
 
     pub fn patience(&self) -> Duration {
@@ -175,7 +183,7 @@ impl Stores {
             "s3" => {
                 let mut builder = AmazonS3Builder::from_env()
                     .with_bucket_name(url.host_str().unwrap_or_default())
-                    .with_http_connector(Connector)
+                    .with_http_connector(self.connector)
                     .with_retry(retry);
                 if ENDPOINTS
                     .iter()
@@ -190,7 +198,7 @@ impl Stores {
                 let options = ClientOptions::new().with_allow_http(true);
                 let origin = &url[..url::Position::BeforePath];
                 let builder = HttpBuilder::new().with_url(origin).with_client_options(options);
-                Arc::new(builder.with_http_connector(Connector).with_retry(retry).build()?)
+                Arc::new(builder.with_http_connector(self.connector).with_retry(retry).build()?)
             }
         })
     }

@@ -34,7 +34,7 @@ use crate::objects::Object;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// A connection that was not used for so long may be gone without a word.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
-/// So long nothing may come.
+/// So long nothing may come, unless somebody says else.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 const MOST_HEADERS: usize = 100;
 const LONGEST_HEAD: usize = 64 << 10;
@@ -64,17 +64,21 @@ impl Pool {
     }
 }
 
-/// Makes the clients of stores.
-#[derive(Debug)]
-pub struct Connector;
+/// Makes the clients of stores, which give up who says nothing for so long.
+#[derive(Clone, Copy, Debug)]
+pub struct Connector {
+    pub silence: Duration,
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let usual = ReqwestConnector::default().connect(options)?;
+        // A store that is slow is no failure, however long all of a body takes.
+        let options = options.clone().with_timeout_disabled().with_read_timeout(self.silence);
+        let usual = ReqwestConnector::default().connect(&options)?;
         if PROXIES.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty())) {
             return Ok(usual);
         }
-        Ok(HttpClient::new(Transport { usual, pool: Arc::default() }))
+        Ok(HttpClient::new(Transport { usual, pool: Arc::default(), silence: self.silence }))
     }
 }
 
@@ -82,6 +86,7 @@ impl HttpConnector for Connector {
 struct Transport {
     usual: HttpClient,
     pool: Arc<Pool>,
+    silence: Duration,
 }
 
 /// What begins an answer, and what came with it.
@@ -114,13 +119,13 @@ impl Transport {
     async fn ask(&self, parts: &Parts, host: &str) -> io::Result<(TcpStream, Head)> {
         let text = text_of(parts, host);
         if let Some(mut stream) = self.pool.take(host)
-            && let Ok(head) = exchange(&mut stream, &text).await
+            && let Ok(head) = exchange(&mut stream, &text, self.silence).await
         {
             return Ok((stream, head));
         }
         let mut stream = timeout(CONNECT_LIMIT, TcpStream::connect(host)).await??;
         stream.set_nodelay(true)?;
-        let head = exchange(&mut stream, &text).await?;
+        let head = exchange(&mut stream, &text, self.silence).await?;
         Ok((stream, head))
     }
 
@@ -148,13 +153,13 @@ impl Transport {
                 return Ok(None);
             };
             let back = (!is_last).then(|| (self.pool.clone(), host));
-            HttpResponseBody::new(Landed::new(stream, back, object, (start, length), early))
+            HttpResponseBody::new(Landed::new(stream, back, object, (start, length), early, self.silence))
         } else {
             if length > LONGEST_REASON {
                 return Ok(None);
             }
             let mut rest = vec![0; length as usize - early.len()];
-            timeout(SILENCE_LIMIT, stream.read_exact(&mut rest)).await??;
+            timeout(self.silence, stream.read_exact(&mut rest)).await??;
             let reason = Bytes::from([&early[..], &rest].concat());
             HttpResponseBody::new(Full::new(reason).map_err(|never| match never {}))
         };
@@ -190,11 +195,11 @@ fn text_of(parts: &Parts, host: &str) -> Vec<u8> {
     text
 }
 
-async fn exchange(stream: &mut TcpStream, text: &[u8]) -> io::Result<Head> {
-    timeout(SILENCE_LIMIT, stream.write_all(text)).await??;
+async fn exchange(stream: &mut TcpStream, text: &[u8], silence: Duration) -> io::Result<Head> {
+    timeout(silence, stream.write_all(text)).await??;
     let mut came = BytesMut::with_capacity(4 << 10);
     loop {
-        if timeout(SILENCE_LIMIT, stream.read_buf(&mut came)).await?? == 0 {
+        if timeout(silence, stream.read_buf(&mut came)).await?? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if let Some(head) = parse(&mut came)? {
