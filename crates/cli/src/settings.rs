@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 40] = [
+static SETTINGS: [Setting; 41] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -77,6 +77,7 @@ static SETTINGS: [Setting; 40] = [
     setting("nodes.port", "REKINDLE_NODE_PORT", Kind::Text),
     setting("services.access-log", "REKINDLE_ACCESS_LOG", Kind::Text),
     setting("services.otlp-endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", Kind::Text),
+    setting("services.trusted-proxies", "REKINDLE_TRUSTED_PROXIES", Kind::Text),
     setting("page.port", "REKINDLE_PAGE_PORT", Kind::Text),
     setting("page.names", "REKINDLE_PAGE_NAMES", Kind::Text),
     setting("data.memory", "REKINDLE_DATA_MEMORY", Kind::Bytes),

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+use ipnet::IpNet;
 use nix::sys::resource::{Resource, getrlimit};
 use rekindle_driver::Helper;
 use rekindle_gateway::{Access, Gateway, HeaderMap, Record, Span, Watch};
@@ -38,6 +39,8 @@ pub struct ServiceSettings {
     pub access_log: Option<PathBuf>,
     /// The collector that is told of requests as spans of traces.
     pub otlp_endpoint: Option<String>,
+    /// The clients whose word is taken on the way that requests came.
+    pub proxies: Vec<IpNet>,
 }
 
 /// Who is told of requests to services.
@@ -49,7 +52,7 @@ pub struct Watchers {
 
 impl Watchers {
     /// None if nobody is.
-    fn access(self) -> Option<Access> {
+    pub fn access(self) -> Option<Access> {
         (self.access_log.is_some() || self.spans.is_some()).then(|| -> Access { Arc::new(self) })
     }
 }
@@ -115,9 +118,9 @@ impl Daemon {
         driver: Helper,
         pool: Arc<WorkerPool>,
         data: Arc<Data>,
-        (service_memory, watchers, lock): (Option<u64>, Watchers, Lock),
+        (gateway, watchers, lock): (Gateway, Watchers, Lock),
     ) -> Result<Daemon> {
-        let Watchers { access_log, spans } = watchers.clone();
+        let Watchers { access_log, spans } = watchers;
         let publisher = Publisher::new(paths.publish_wait);
         Ok(Daemon {
             peers: Peers::open(paths.nodes())?,
@@ -134,7 +137,7 @@ impl Daemon {
             data,
             wakes: Mutex::default(),
             gpu_usage: GpuUsage::default(),
-            gateway: Gateway::new(room(), service_memory).with_access(watchers.access()),
+            gateway,
             access_log,
             spans,
             serving: Claims::default(),
@@ -175,7 +178,7 @@ impl Daemon {
 }
 
 /// How many clients services have together.
-fn room() -> usize {
+pub fn room() -> usize {
     let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX).max(1)
 }

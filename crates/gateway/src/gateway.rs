@@ -6,6 +6,7 @@ use std::io;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use ipnet::IpNet;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
@@ -30,6 +31,7 @@ pub struct Gateway {
     services: Mutex<BTreeMap<String, Entry>>,
     /// Who is told of each request.
     access: Option<Access>,
+    proxies: Arc<[IpNet]>,
 }
 
 struct Entry {
@@ -53,12 +55,18 @@ impl Gateway {
             memory,
             services: Mutex::default(),
             access: None,
+            proxies: Arc::default(),
         }
     }
 
     /// Has somebody be told of each request that is through.
     pub fn with_access(self, access: Option<Access>) -> Gateway {
         Gateway { access, ..self }
+    }
+
+    /// Has these clients believed what they say of the way that requests came.
+    pub fn with_proxies(self, proxies: &[IpNet]) -> Gateway {
+        Gateway { proxies: proxies.into(), ..self }
     }
 
     /// The GPU memory of all services.
@@ -103,7 +111,12 @@ impl Gateway {
     pub fn listen(&self, service: &Arc<Service>, listener: TcpListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;
         let tls = self.lock().get(&service.name).map(|entry| entry.tls.clone()).unwrap_or_default();
-        let needs = ListenerOptions { room: self.room.clone(), tls, access: self.access.clone() };
+        let needs = ListenerOptions {
+            room: self.room.clone(),
+            tls,
+            access: self.access.clone(),
+            proxies: self.proxies.clone(),
+        };
         let listener = Listener::begin(self.runtime()?, listener, service.clone(), needs);
         let former = self.lock().get_mut(&service.name).and_then(|entry| entry.listener.replace(listener));
         drop(former);

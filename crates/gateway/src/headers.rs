@@ -1,12 +1,12 @@
 //! Headers that are between two neighbours, and those that say who asks.
 
-use std::net::IpAddr;
-
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::{Uri, http::uri::PathAndQuery};
+
+use crate::proxy::Client;
 
 const HOP: [HeaderName; 8] = [
     CONNECTION,
@@ -58,7 +58,7 @@ pub fn join_cookies(headers: &mut HeaderMap) {
 pub fn forward(
     headers: &mut HeaderMap,
     uri: &Uri,
-    (client, scheme): (IpAddr, &'static str),
+    Client { ip, is_secure, is_proxy }: Client,
     upgrade: Option<HeaderValue>,
 ) {
     strip(headers);
@@ -73,17 +73,20 @@ pub fn forward(
     {
         headers.insert(HOST, host);
     }
-    let claims: Vec<HeaderName> = headers.keys().filter(|name| tells_way(name)).cloned().collect();
-    for name in claims {
-        headers.remove(name);
+    if !is_proxy {
+        let claims: Vec<HeaderName> = headers.keys().filter(|name| tells_way(name)).cloned().collect();
+        for name in claims {
+            headers.remove(name);
+        }
     }
-    if let Ok(client) = HeaderValue::from_str(&client.to_canonical().to_string()) {
-        headers.insert(FORWARDED_FOR, client);
+    if let Ok(client) = HeaderValue::from_str(&ip.to_canonical().to_string()) {
+        headers.append(FORWARDED_FOR, client);
     }
-    headers.insert(FORWARDED_PROTO, HeaderValue::from_static(scheme));
+    let scheme = if is_secure { "https" } else { "http" };
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
 }
 
-/// Whether a header says which way a request came. Programs believe that, so that a client may not say it. Interfaces such as
+/// Whether a header says which way a request came. Programs believe that, so that only a known proxy may say it. Interfaces such as
 /// WSGI make no difference between `-` and `_`.
 fn tells_way(name: &HeaderName) -> bool {
     let is_same = |(has, wanted): (u8, &u8)| has == *wanted || (has == b'_' && *wanted == b'-');
@@ -128,6 +131,10 @@ mod tests {
         map
     }
 
+    fn client(ip: &str) -> Client {
+        Client { ip: ip.parse().unwrap(), is_secure: false, is_proxy: false }
+    }
+
     #[test]
     fn what_is_between_neighbours_stays_there() {
         let mut map = headers(&[
@@ -142,7 +149,7 @@ mod tests {
             ("x-forwarded-for", "192.0.2.1"),
         ]);
         assert_eq!(wanted_upgrade(&map), None);
-        forward(&mut map, &Uri::from_static("http://example/a?b"), ([127, 0, 0, 1].into(), "http"), None);
+        forward(&mut map, &Uri::from_static("http://example/a?b"), client("127.0.0.1"), None);
         let wanted = [
             ("accept", "*/*"),
             ("host", "example"),
@@ -176,11 +183,22 @@ mod tests {
             ("forwarded", "for=192.0.2.1;proto=https"),
             ("x-forward", "other"),
         ]);
-        let client: IpAddr = "::ffff:198.51.100.7".parse().unwrap();
-        forward(&mut map, &Uri::from_static("/"), (client, "http"), None);
+        forward(&mut map, &Uri::from_static("/"), client("::ffff:198.51.100.7"), None);
         let wanted =
             [("x-forward", "other"), ("x-forwarded-for", "198.51.100.7"), ("x-forwarded-proto", "http")];
         assert_eq!(map, headers(&wanted));
+    }
+
+    #[test]
+    fn what_a_known_proxy_says_is_kept() {
+        let said =
+            [("x-forwarded-for", "192.0.2.1"), ("x-forwarded-proto", "https"), ("x-forwarded-host", "a")];
+        let mut map = headers(&said);
+        let proxy = Client { is_proxy: true, ..client("198.51.100.7") };
+        forward(&mut map, &Uri::from_static("/"), proxy, None);
+        let mut wanted = headers(&said);
+        wanted.append(FORWARDED_FOR, HeaderValue::from_static("198.51.100.7"));
+        assert_eq!(map, wanted);
     }
 
     #[test]
@@ -188,7 +206,7 @@ mod tests {
         let mut map =
             headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket"), ("host", "a")]);
         let upgrade = wanted_upgrade(&map);
-        forward(&mut map, &Uri::from_static("/"), ([127, 0, 0, 1].into(), "https"), upgrade);
+        forward(&mut map, &Uri::from_static("/"), client("127.0.0.1"), upgrade);
         assert_eq!((map[UPGRADE].as_bytes(), map[HOST].as_bytes()), (&b"websocket"[..], &b"a"[..]));
         let mut back = headers(&[("connection", "upgrade"), ("upgrade", "websocket")]);
         answer(&mut back, true);

@@ -4,6 +4,7 @@ use std::net::TcpListener as StdListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ipnet::IpNet;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot, watch};
@@ -26,6 +27,8 @@ pub struct ListenerOptions {
     pub room: Arc<Semaphore>,
     pub tls: Security,
     pub access: Option<Access>,
+    /// The clients whose word is taken on the way that requests came.
+    pub proxies: Arc<[IpNet]>,
 }
 
 /// Closes the port when it goes. What came in before is answered.
@@ -68,7 +71,7 @@ async fn serve(
     open: (TcpListener, Sender<()>),
     mut stopped: oneshot::Receiver<()>,
     service: Arc<Service>,
-    ListenerOptions { room, tls, access }: ListenerOptions,
+    ListenerOptions { room, tls, access, proxies }: ListenerOptions,
 ) {
     let (open_to_more, stopping) = watch::channel(());
     loop {
@@ -84,9 +87,9 @@ async fn serve(
             Ok((stream, _)) => {
                 let (service, stopping) = (service.clone(), stopping.clone());
                 let tls = tls.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let access = access.clone();
+                let target = ClientTarget { service, access: access.clone(), proxies: proxies.clone() };
                 tokio::spawn(async move {
-                    if let Err(error) = welcome(stream, (service, access), tls, stopping).await {
+                    if let Err(error) = welcome(stream, target, tls, stopping).await {
                         log::debug!("a client's connection ended: {error}");
                     }
                     drop(place);
@@ -101,18 +104,23 @@ async fn serve(
     drop((open, open_to_more));
 }
 
-/// The service that clients come to, and who is told of their requests.
-type ClientTarget = (Arc<Service>, Option<Access>);
+/// The service that clients come to, who is told of their requests, and which of them are known proxies.
+struct ClientTarget {
+    service: Arc<Service>,
+    access: Option<Access>,
+    proxies: Arc<[IpNet]>,
+}
 
 async fn welcome(
     stream: TcpStream,
-    (service, access): ClientTarget,
+    ClientTarget { service, access, proxies }: ClientTarget,
     tls: Option<Arc<Tls>>,
     stopping: watch::Receiver<()>,
 ) -> Result<(), Failure> {
     stream.set_nodelay(true)?;
     let ip = stream.peer_addr()?.ip();
-    let client = Client { ip, is_secure: tls.is_some() };
+    let is_proxy = proxies.iter().any(|known| known.contains(&ip.to_canonical()));
+    let client = Client { ip, is_secure: tls.is_some(), is_proxy };
     let ask = move |request| answer(service.clone(), client, access.clone(), request);
     let Some(tls) = tls else { return converse(stream, ask, stopping, limits::REST_TIME).await };
     let accepted = timeout(limits::HEAD_TIME, TlsAcceptor::from(tls.config()).accept(stream)).await;

@@ -32,6 +32,8 @@ pub struct Client {
     pub ip: IpAddr,
     /// It speaks TLS.
     pub is_secure: bool,
+    /// What it says of the way that requests came is believed.
+    pub is_proxy: bool,
 }
 
 /// Answers a request, and tells of it when the answer is through.
@@ -163,8 +165,7 @@ fn forwarded(
     entry: &Entry,
 ) -> Request<Body> {
     let (mut head, body) = request.into_parts();
-    let scheme = if client.is_secure { "https" } else { "http" };
-    headers::forward(&mut head.headers, &head.uri, (client.ip, scheme), upgrade.cloned());
+    headers::forward(&mut head.headers, &head.uri, client, upgrade.cloned());
     head.uri = headers::target(&head.uri);
     head.version = Version::HTTP_11;
     let body =

@@ -6,12 +6,13 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use ipnet::IpNet;
 use rekindle_cli::PathArguments;
 use rekindle_cli::settings::{self, Settings};
 use rekindle_daemon::{
@@ -68,6 +69,10 @@ struct Arguments {
     /// http://localhost:4318. None if nothing is said.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp_endpoint: Option<String>,
+    /// Proxies in front of services, by address or network: what they say in Forwarded and X-Forwarded-* headers is passed
+    /// on. Of other clients it is taken away.
+    #[arg(long, value_name = "ADDRESS[/BITS],...", env = "REKINDLE_TRUSTED_PROXIES", value_delimiter = ',', value_parser = parse_network)]
+    trusted_proxies: Vec<IpNet>,
     /// Where the daemon's page is; without an address, for this machine alone. None if nothing is said.
     #[arg(long, value_name = "[ADDRESS:]PORT", env = "REKINDLE_PAGE_PORT", value_parser = parse_page_address)]
     page_port: Option<SocketAddr>,
@@ -216,7 +221,12 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     };
     let memory = arguments.service_memory.filter(|bytes| *bytes > 0);
     let otlp_endpoint = arguments.otlp_endpoint.filter(|endpoint| !endpoint.is_empty());
-    let services = ServiceSettings { memory, access_log: arguments.access_log, otlp_endpoint };
+    let services = ServiceSettings {
+        memory,
+        access_log: arguments.access_log,
+        otlp_endpoint,
+        proxies: arguments.trusted_proxies,
+    };
     let daemon = Daemon::open(paths, pool, caches, data, services)?;
     if let Some(address) = &arguments.node_port {
         rekindle_daemon::listen_to_nodes(&daemon, address)?;
@@ -251,6 +261,15 @@ fn gpus() -> ExitCode {
         println!("{} ({memory} MB), driver {driver}", device.name);
     }
     ExitCode::SUCCESS
+}
+
+/// A network, or one address.
+fn parse_network(text: &str) -> Result<IpNet, String> {
+    let text = text.trim();
+    text.parse::<IpAddr>()
+        .map(IpNet::from)
+        .or_else(|_| text.parse())
+        .map_err(|_| format!("{text:?} is no address and no network; write 10.0.0.7, 10.0.0.0/8 or fd00::/8"))
 }
 
 fn fail(sentence: &str) -> ExitCode {

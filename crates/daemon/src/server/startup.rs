@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use rekindle_driver::Helper;
+use rekindle_gateway::Gateway;
 use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{Adopted, Sandbox as CpuHalf};
 use rekindle_store::{Faults, Store};
@@ -12,7 +13,7 @@ use crate::access_log::AccessLog;
 use crate::caches::{CacheLimits, Caches};
 use crate::containers::{self, device};
 use crate::contexts::Contexts;
-use crate::daemon::{Daemon, ServiceSettings, Watchers};
+use crate::daemon::{Daemon, ServiceSettings, Watchers, room};
 use crate::data::{Data, DataLimits};
 use crate::error::{Error, Result};
 use crate::host::client_library;
@@ -71,6 +72,9 @@ impl Daemon {
         let access_log = services.access_log.map(|to| AccessLog::open(&to, paths.log_max)).transpose()?;
         let spans = services.otlp_endpoint.map(|endpoint| Spans::open(&endpoint)).transpose()?;
         let watchers = Watchers { access_log, spans };
+        let gateway = Gateway::new(room(), services.memory)
+            .with_access(watchers.clone().access())
+            .with_proxies(&services.proxies);
         let log = paths.logs().join("driver-helper.log");
         let driver = Helper::new(&program, paths.driver(), log);
         let spares = Spares::open(&paths, program.clone());
@@ -78,15 +82,8 @@ impl Daemon {
         let contexts = Contexts::open(&paths, program.clone());
         let pool = WorkerPool::new(program.clone(), pool, spares, caches, contexts);
         let data = Data::open(&paths, program.clone(), data)?;
-        let daemon = Arc::new(Daemon::new(
-            paths,
-            program,
-            store,
-            driver,
-            pool,
-            data,
-            (services.memory, watchers, lock),
-        )?);
+        let daemon =
+            Arc::new(Daemon::new(paths, program, store, driver, pool, data, (gateway, watchers, lock))?);
         if let Some(spans) = &daemon.spans {
             spans.begin(Arc::downgrade(&daemon.sandboxes))?;
         }
