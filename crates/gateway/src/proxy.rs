@@ -78,7 +78,7 @@ async fn attempt(
     let upgraded = upgrade.is_some().then(|| on(&mut request));
     let request = forwarded(request, client, upgrade.as_ref(), entry);
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    let mut again = (is_safe && request.body().is_end_stream() && upgrade.is_none()).then(|| copy(&request));
+    let mut again = (is_safe && request.body().is_end_stream()).then(|| copy(&request));
     let (mut unsent, counts) = (Some(request), entry.counts());
     let (mut deadline, mut coming) = (came + service.plan().timeout(), Coming::Anew);
     let mut canary = service.canary().filter(|canary| canary.takes_next());

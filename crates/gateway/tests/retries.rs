@@ -39,3 +39,25 @@ fn a_request_that_was_long_at_an_instance_that_is_lost_has_its_second_try() {
     client.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("hello"), "{answer}");
 }
+
+#[test]
+fn a_request_to_upgrade_that_was_lost_has_its_second_try_too() {
+    let is_first = Arc::new(AtomicBool::new(true));
+    let web = Web::of(move |mut stream| {
+        // What is sent once more comes on a connection of its own.
+        if head(&stream).is_some() && !is_first.swap(false, Ordering::SeqCst) {
+            let upgraded = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: own\r\n\r\n";
+            stream.write_all(upgraded).unwrap();
+            let mut said = [0; 5];
+            stream.read_exact(&mut said).unwrap();
+            stream.write_all(&said).unwrap();
+        }
+    });
+    let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, web.port)).unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: own\r\n\r\n").unwrap();
+    assert!(head(&client).unwrap().starts_with("HTTP/1.1 101 "));
+    client.write_all(b"hello").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "hello");
+}
