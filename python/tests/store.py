@@ -1,8 +1,11 @@
-"""A store of objects over HTTP that fails as it is told: what S3 says too, without its signatures."""
+"""A store of objects over HTTP that fails as it is told: what clouds say too, without their signatures."""
 
 import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+CONDITIONS = ("If-Match", "If-None-Match", "x-goog-if-generation-match")
 
 
 class Store(ThreadingHTTPServer):
@@ -16,6 +19,12 @@ class Store(ThreadingHTTPServer):
         self.objects = {}
         # Ranges that were asked for, by paths.
         self.asked = []
+        # How often each was written, as Google counts it.
+        self.generations = {}
+        # On which conditions.
+        self.conditions = []
+        # Who has asked: what is before the signature, if there is one.
+        self.clients = set()
         # What becomes of the next requests for contents: a status, "cut" or "nothing" of the body, one after the other.
         self.failures = []
         # What becomes of the next requests to write: a status, or "done" and then 503, one after the other.
@@ -41,6 +50,13 @@ class Answer(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+    def parse_request(self):
+        is_whole = super().parse_request()
+        if is_whole:
+            # A name's slashes may be escaped.
+            self.path = unquote(self.path)
+        return is_whole
+
     def do_HEAD(self):
         self.answer(with_body=False)
 
@@ -50,17 +66,22 @@ class Answer(BaseHTTPRequestHandler):
     def do_PUT(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with self.server.turn:
+            self.server.conditions += [name for name in CONDITIONS if name in self.headers]
             refusal = self.server.refusals.pop(0) if self.server.refusals else None
             present = self.server.objects.get(self.path)
             tag = present is not None and f'"{hashlib.md5(present).hexdigest()}"'
             is_wanted = self.headers.get("If-Match", tag) == tag and not (self.headers.get("If-None-Match") and present is not None)
+            generation = str(self.server.generations.get(self.path, int(present is not None)))
+            is_wanted = is_wanted and self.headers.get("x-goog-if-generation-match", generation) == generation
             status = refusal if isinstance(refusal, int) else 201 if is_wanted else 412
             if status == 201:
                 self.server.objects[self.path] = body
-        self.say(503 if refusal == "done" else status, {})
+                self.server.generations[self.path] = int(generation) + 1
+        self.say(503 if refusal == "done" else status, {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
 
     def answer(self, with_body):
         body = self.server.objects.get(self.path)
+        self.server.clients.add(self.headers.get("Authorization", "").split(":")[0])
         failure = self.server.failure() if with_body else None
         tag = f'"{hashlib.md5(body or b"").hexdigest()}"'
         if body is None or isinstance(failure, int):
@@ -72,6 +93,7 @@ class Answer(BaseHTTPRequestHandler):
 
     def give(self, body, tag, failure, with_body):
         headers = {"ETag": tag, "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "Accept-Ranges": "bytes"}
+        headers["x-goog-generation"] = str(self.server.generations.get(self.path, 1))
         status, part = 200, body
         if range_ := self.headers.get("Range"):
             first, last = map(int, range_.removeprefix("bytes=").split("-"))

@@ -21,9 +21,16 @@ def array(monkeypatch):
     return one, freed
 
 
+def test_objects_of_clouds_of_http_and_files_are_declared_alike():
+    clouds = ("s3://bucket/key", "gs://bucket/key", "az://container/key", "abfss://container@account.dfs.core.windows.net/key")
+    for url in (*clouds, "http://host/key", "https://host/key", "file:///key"):
+        assert rekindle.Data(url, dtype="int8", shape=1).url == url
+
+
 def test_declarations_that_cannot_be_are_refused():
     url = "s3://bucket/key"
     for arguments, words in (
+        (("ftp://host/key", "int8", 1), "names no data; give s3://BUCKET/KEY, gs://"),
         (("bucket/key", "int8", 1), "names no data; give s3://"),
         (("s3://", "int8", 1), "names no data"),
         ((url, "int7", 1), "dtype is 'int7'; give one of int8"),

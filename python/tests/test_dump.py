@@ -11,7 +11,7 @@ import rekindle as package
 from conftest import begun
 from nodes import Node
 from store import Store
-from test_stores import CREDENTIALS, s3
+from test_stores import CREDENTIALS, cloud, s3
 
 APP = """
 import numpy
@@ -160,6 +160,29 @@ def test_an_object_of_another_size_is_neither_loaded_nor_replaced():
         node.put(filled(1))
         one.step.remote(1)
         assert numpy.array_equal(read(place), filled(2))
+
+
+@pytest.mark.parametrize(
+    "url, made, replaced",
+    [
+        ("gs://bucket/models/numbers", "x-goog-if-generation-match", "x-goog-if-generation-match"),
+        ("az://bucket/models/numbers", "If-None-Match", "If-Match"),
+    ],
+)
+def test_an_object_of_another_cloud_is_made_and_replaced_as_long_as_it_is_the_same(url, made, replaced):
+    with cloud(url, REKINDLE_DATA_WRITE=url) as (store, path, node):
+        one, two = Counters.deploy(node, url, create=True, names=("One", "Two"))
+        one.step.remote(1)
+        assert store.objects[path] == filled(1).tobytes()
+        two.step.remote(1)
+        assert store.conditions == [made, replaced]
+        # The last one is done, and not said to be.
+        store.refusals = [503, "done"]
+        two.step.remote(1)
+        assert store.objects[path] == filled(3).tobytes()
+        with pytest.raises(package.DataChangedError, match="became another object since it was loaded, and was left as it is"):
+            one.step.remote(5)
+        assert store.objects[path] == filled(3).tobytes()
 
 
 def test_what_became_another_object_is_left_as_it_is():

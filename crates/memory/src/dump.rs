@@ -1,7 +1,8 @@
 //! What a program has written, put into a store in place of the version that it had, or as a new object.
 //!
 //! ```text
-//!   S3     one PUT on condition of the ETag; what is large goes in parts, and is looked at once more before they are joined
+//!   clouds one PUT on condition of the ETag (Google: of the generation that has it); what is large goes in parts, and is looked at
+//!          once more before they are joined
 //!   HTTP   one PUT on condition of the ETag (If-Match, If-None-Match)
 //!   file   a file beside it, which takes its place
 //! ```
@@ -27,10 +28,11 @@ use rekindle_protocol::data::{Expected, Problem, ProblemKind, Version};
 use rekindle_protocol::fault;
 use tokio::task::JoinSet;
 
+use crate::cloud::Cloud;
 use crate::fetch;
 use crate::store::{self, ObjectLocation, StoreAccess};
 
-/// What is larger goes to S3 in parts.
+/// What is larger goes to clouds in parts.
 const LARGEST_WHOLE: u64 = 64 << 20;
 /// Bytes of a part at least, how many parts S3 takes at most, and how many are on their way together.
 const PART: u64 = 16 << 20;
@@ -111,16 +113,13 @@ async fn attempt(
             placed?;
         }
         StoreAccess::Http { client, url } => http(name, client, url, contents, expected).await?,
-        StoreAccess::S3 if contents.len() as u64 > LARGEST_WHOLE => {
+        StoreAccess::Cloud(_) if contents.len() as u64 > LARGEST_WHOLE => {
             in_parts(name, location, contents, expected).await?
         }
-        StoreAccess::S3 => {
+        StoreAccess::Cloud(cloud) => {
             let mode = match expected {
                 Expected::Missing {} => PutMode::Create,
-                Expected::Is(Version { tag: Some(tag), .. }) => {
-                    PutMode::Update(UpdateVersion { e_tag: Some(tag.clone()), version: None })
-                }
-                Expected::Is(_) => PutMode::Overwrite,
+                Expected::Is(version) => replacing(*cloud, name, location, version).await?,
             };
             let options = PutOptions { mode, ..PutOptions::default() };
             let put =
@@ -133,6 +132,25 @@ async fn attempt(
         Some(version) if version.bytes == contents.len() as u64 => Ok(version),
         _ => Err(changed(name)),
     }
+}
+
+/// On which condition a version is replaced.
+async fn replacing(
+    cloud: Cloud,
+    name: &str,
+    location: &ObjectLocation,
+    version: &Version,
+) -> Result<PutMode, Problem> {
+    let Some(tag) = version.tag.clone() else { return Ok(PutMode::Overwrite) };
+    if cloud != Cloud::Google {
+        return Ok(PutMode::Update(UpdateVersion { e_tag: Some(tag), version: None }));
+    }
+    // Google has no such condition on an ETag. Each generation has one.
+    let found = location.store.head(&location.path).await.map_err(|error| store::problem(name, &error))?;
+    if !fetch::is_of(version, &found) {
+        return Err(changed(name));
+    }
+    Ok(PutMode::Update(UpdateVersion { e_tag: None, version: found.version }))
 }
 
 /// What the store has now, if it has the object.
@@ -201,7 +219,7 @@ async fn http(
     }
 }
 
-/// S3 puts parts together without a condition, so it is looked at right before.
+/// Clouds put parts together without a condition, so it is looked at right before.
 async fn in_parts(
     name: &str,
     location: &ObjectLocation,

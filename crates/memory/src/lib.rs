@@ -2,7 +2,7 @@
 //! [hand on](exchange).
 //!
 //! ```text
-//!   rekindled, workers ── Want ──▶ connection ─▶ objects ─▶ fetch ─▶ store (S3, http, file)
+//!   rekindled, workers ── Want ──▶ connection ─▶ objects ─▶ fetch ─▶ store (clouds, http, file)
 //!                      ◀─ memory ──────┘            │          └ parallel ranges, all of one ETag
 //!                                      └▶ copies    │   memory of GPUs that programs of one owner have together
 //!                                                   └ least recently used ones go when room is needed
@@ -12,6 +12,7 @@
 //! here, and it may be killed at any time. Its memory goes with it then; who waits asks the next one, which `rekindled`
 //! starts as soon as somebody connects, and begins anew.
 
+mod cloud;
 mod connection;
 mod copies;
 mod dump;

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use object_store::aws::AmazonS3Builder;
 use object_store::http::HttpBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -14,18 +13,10 @@ use object_store::{BackoffConfig, ClientOptions, Error, ObjectStore, RetryConfig
 use rekindle_protocol::data::{Problem, ProblemKind};
 use url::Url;
 
+use crate::cloud::Cloud;
 use crate::dump::ReplaceLock;
 use crate::transport::{Connector, SILENCE_LIMIT};
 
-/// By one of these the environment has credentials for S3; else the machine is asked for its own.
-const CREDENTIALS: [&str; 5] = [
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_SKIP_SIGNATURE",
-];
-const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 /// The longest reason of a store's that is passed on.
 const LONGEST_REASON: usize = 300;
 
@@ -42,7 +33,7 @@ pub struct ObjectLocation {
 /// How it is written.
 #[derive(Clone)]
 pub enum StoreAccess {
-    S3,
+    Cloud(Cloud),
     Http { client: reqwest::Client, url: String },
     File(PathBuf),
 }
@@ -112,7 +103,8 @@ impl Stores {
     pub fn find(&self, name: &str) -> Result<ObjectLocation, Problem> {
         let bad = |why: String| {
             let sentence = format!(
-                "{name} names no object: {why}; write s3://BUCKET/KEY, http(s)://HOST/PATH or file:///PATH"
+                "{name} names no object: {why}; write s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http(s)://HOST/PATH or \
+                 file:///PATH"
             );
             Problem::new(ProblemKind::Name, sentence)
         };
@@ -120,20 +112,20 @@ impl Stores {
         if url.query().is_some() || url.fragment().is_some() {
             return Err(bad("it has a query or a fragment".to_string()));
         }
-        let mut way = StoreAccess::S3;
-        let path = match url.scheme() {
+        let (way, path) = match url.scheme() {
             "file" => {
                 let path = url.to_file_path().map_err(|()| bad("it has no absolute path".to_string()))?;
                 let path = self.real(name, &path)?;
-                way = StoreAccess::File(path.clone());
-                Path::from_absolute_path(path)
+                (StoreAccess::File(path.clone()), Path::from_absolute_path(path))
             }
-            "s3" => Path::from_url_path(url.path()),
             "http" | "https" => {
-                way = StoreAccess::Http { client: self.client.clone(), url: url.to_string() };
-                Path::from_url_path(url.path())
+                let way = StoreAccess::Http { client: self.client.clone(), url: url.to_string() };
+                (way, Path::from_url_path(url.path()))
             }
-            other => return Err(bad(format!("there are no stores of {other:?}"))),
+            scheme => match Cloud::of(scheme) {
+                Some(cloud) => (StoreAccess::Cloud(cloud), Path::from_url_path(url.path())),
+                None => return Err(bad(format!("there are no stores of {scheme:?}"))),
+            },
         };
         let path = path.map_err(|error| bad(error.to_string()))?;
         if path.as_ref().is_empty() {
@@ -149,7 +141,7 @@ impl Stores {
                 replace_lock: self.replace_lock.clone(),
             });
         }
-        let store = self.open(&url).map_err(|error| problem(name, &error))?;
+        let store = self.open(&url).map_err(|error| unopened(name, &error))?;
         known.insert(key, store.clone());
         Ok(ObjectLocation { store, path, way, replace_lock: self.replace_lock.clone() })
     }
@@ -179,20 +171,10 @@ impl Stores {
             retry_timeout: self.patience,
             ..RetryConfig::default()
         };
+        if let Some(cloud) = Cloud::of(url.scheme()) {
+            return cloud.open(url, self.connector, retry);
+        }
         Ok(match url.scheme() {
-            "s3" => {
-                let mut builder = AmazonS3Builder::from_env()
-                    .with_bucket_name(url.host_str().unwrap_or_default())
-                    .with_http_connector(self.connector)
-                    .with_retry(retry);
-                if ENDPOINTS
-                    .iter()
-                    .any(|name| std::env::var(name).is_ok_and(|value| value.starts_with("http://")))
-                {
-                    builder = builder.with_allow_http(true);
-                }
-                Arc::new(builder.build()?)
-            }
             "file" => Arc::new(LocalFileSystem::new()),
             _ => {
                 let options = ClientOptions::new().with_allow_http(true);
@@ -207,24 +189,25 @@ impl Stores {
 /// A store's failure, in a sentence about the object.
 pub fn problem(name: &str, error: &Error) -> Problem {
     let why = reason(error);
-    let (kind, sentence) = match error {
-        Error::NotFound { .. } => (
+    let (kind, sentence) = match (error, without_credentials(name, error)) {
+        (Error::NotFound { .. }, _) => (
             ProblemKind::NotFound,
             format!("{name} is not there ({why}); put the object there, or declare another one"),
         ),
-        Error::Precondition { .. } | Error::NotModified { .. } => (ProblemKind::Changed, changed(name)),
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (
+        (Error::Precondition { .. } | Error::NotModified { .. }, _) => (ProblemKind::Changed, changed(name)),
+        (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, _) => (
             ProblemKind::Access,
             format!("{name} may not be read ({why}); give rekindled credentials that may read it"),
         ),
-        _ if asked_the_machine(name, error) => (
+        (_, Some(cloud)) => (
             ProblemKind::Access,
             format!(
-                "there are no credentials for {name} ({why}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
-                 another source of credentials, in the environment of rekindled"
+                "there are no credentials for {name} ({why}); set {}, or another source of credentials, in the environment \
+                 of rekindled",
+                cloud.variables()
             ),
         ),
-        _ => (
+        (_, None) => (
             ProblemKind::Unavailable,
             format!(
                 "{name} cannot be read ({why}); look whether its store works and can be reached from here"
@@ -252,7 +235,7 @@ pub fn unwritten(name: &str, error: &Error) -> Problem {
             ProblemKind::NotFound,
             format!("there is no place for {name} ({why}); make its bucket or directory"),
         ),
-        _ if asked_the_machine(name, error) => return problem(name, error),
+        _ if without_credentials(name, error).is_some() => return problem(name, error),
         _ => (
             ProblemKind::Unavailable,
             format!(
@@ -267,11 +250,24 @@ pub fn changed(name: &str) -> String {
     format!("{name} became another object while it was read; load it again once it is not written any more")
 }
 
-/// No credentials are set, so that it was the machine that was asked for some.
-fn asked_the_machine(name: &str, error: &Error) -> bool {
-    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let machine = std::env::var("AWS_METADATA_ENDPOINT").unwrap_or_else(|_| "169.254.169.254".to_string());
-    name.starts_with("s3:") && !CREDENTIALS.iter().any(is_set) && chain(error).contains(&machine)
+/// The cloud that there are no credentials for, so that it was the machine that was asked for some.
+fn without_credentials(name: &str, error: &Error) -> Option<Cloud> {
+    let cloud = cloud_of(name)?;
+    cloud.asked_the_machine(&chain(error)).then_some(cloud)
+}
+
+fn cloud_of(name: &str) -> Option<Cloud> {
+    Cloud::of(name.split_once("://")?.0)
+}
+
+/// A store that cannot even be asked.
+fn unopened(name: &str, error: &Error) -> Problem {
+    let set = cloud_of(name).map_or("what its store needs", Cloud::variables);
+    let sentence = format!(
+        "{name} cannot be asked for ({}); set {set}, or another source of credentials, in the environment of rekindled",
+        reason(error)
+    );
+    Problem::new(ProblemKind::Access, sentence)
 }
 
 fn chain(error: &Error) -> String {

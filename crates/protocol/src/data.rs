@@ -47,7 +47,7 @@ pub struct DataRequestHead {
 pub enum DataRequest {
     /// An object of a store.
     Object {
-        /// `s3://BUCKET/KEY`, `http://…`, `https://…` or `file:///…`.
+        /// `s3://BUCKET/KEY`, `gs://…`, `az://…`, `http://…`, `https://…` or `file:///…`.
         url: String,
         /// How many bytes it is to have, if the asker knows.
         bytes: Option<u64>,

@@ -11,7 +11,7 @@ from rekindle.device_array import DTYPES, DeviceArray, size_of
 from rekindle.errors import DATA_ERRORS, DataChangedError, DataError, DataMemoryError, DataUnavailableError, DeclarationError
 from rekindle.safetensors import Index
 
-SCHEMES = ("s3", "http", "https", "file")
+SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "http", "https", "file")
 
 
 class Data:
@@ -33,7 +33,8 @@ class Data:
         format: str | None = None,
     ) -> None:
         if not isinstance(url, str) or urlsplit(url).scheme not in SCHEMES or url.split("://", 1)[1:] in ([], [""]):
-            raise DeclarationError(f"{url!r} names no data; give s3://BUCKET/KEY, http(s)://HOST/PATH or file:///PATH")
+            known = "s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http(s)://HOST/PATH or file:///PATH"
+            raise DeclarationError(f"{url!r} names no data; give {known}")
         if format not in (None, "safetensors"):
             raise DeclarationError(f"{url}: format is {format!r}; give 'safetensors', or none for numbers in C order")
         if format and (dtype is not None or shape is not None or mode != "ro"):

@@ -33,7 +33,8 @@ pub struct ConvertArguments {
     /// The name of the app and of the model; that of the file if none is given.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Where the weights will lie: s3://BUCKET/KEY, http(s)://HOST/PATH or file:///PATH. In DIR if none is given.
+    /// Where the weights will lie: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http(s)://HOST/PATH or file:///PATH. In DIR
+    /// if none is given.
     #[arg(long, value_name = "URL")]
     pub data_url: Option<String>,
     /// The interpreter that converts it. It must have the package `rekindle`, and torch.

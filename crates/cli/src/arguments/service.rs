@@ -65,8 +65,8 @@ pub struct ServiceArguments {
     /// Where the GPU memory of such an instance goes (host).
     #[arg(long)]
     level: Option<LevelArgument>,
-    /// An object that instances are about to want (s3://BUCKET/KEY, http://, https:// or file:///PATH): it is brought to this
-    /// host while one is started. May be given again; none: no more.
+    /// An object that instances are about to want (s3://BUCKET/KEY, gs://, az://, http://, https:// or file:///PATH): it is
+    /// brought to this host while one is started. May be given again; none: no more.
     #[arg(long, value_name = "URL|none")]
     data: Vec<String>,
     /// Have so many of the requests go to the image, such as 10%, and the others where they go: until the image is served
