@@ -133,6 +133,21 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_set_back_or_on_loses_no_stage_that_lasts() {
+        let (mut history, span) = (History::default(), SPAN.as_secs());
+        note(&mut history, &[(1, Stage::Starting), (2, Stage::Starting)], 100 * span);
+        note(&mut history, &[(1, Stage::Running), (2, Stage::Running)], 50);
+        note(&mut history, &[(1, Stage::Asleep)], 60);
+        let stages = |lane: &Lane| lane.steps.iter().map(|step| step.stage).collect::<Vec<_>>();
+        let lanes = history.lanes(at(0));
+        assert_eq!(lanes.len(), 2);
+        assert_eq!(stages(&lanes[1]), [Stage::Starting, Stage::Running, Stage::Asleep]);
+        let lanes = history.lanes(at(1_000 * span));
+        assert_eq!(lanes.len(), 1);
+        assert_eq!(stages(&lanes[0]), [Stage::Asleep]);
+    }
+
+    #[test]
     fn no_more_is_kept_than_fits() {
         let mut history = History::default();
         for turn in 0..1000 {
