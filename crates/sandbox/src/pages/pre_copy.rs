@@ -32,7 +32,7 @@ use super::contents::{Run, read_zero_filled};
 use super::copier::{From, Source};
 use crate::error::Result;
 use crate::page_scan;
-use crate::process::own_bytes;
+use crate::process::{own_bytes, tracer};
 use crate::protection::Protection;
 use crate::sandbox::Sandbox;
 pub use copied::Copied;
@@ -276,6 +276,10 @@ fn compare(run: &Run, source: &Arc<Source>, file: &File) -> io::Result<()> {
         read_zero_filled(file, ours, run.at + done)?;
         From::Process(source.clone(), run.memory.start + done).read(theirs)?;
         if ours != theirs {
+            // One that CRIU has let go of runs.
+            if tracer(source.host_pid).is_none() {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
             let other = ours.iter().zip(&*theirs).position(|(one, other)| one != other).unwrap_or(0);
             return Err(io::Error::other(format!(
                 "byte {:#x} of process {} was written after it was copied, and the kernel says that it was not",

@@ -262,8 +262,7 @@ impl PageServer<'_> {
         let (Some(pre_copy), Some(source)) = (self.pre_copy, &map.source) else { return Ok(Vec::new()) };
         let copied =
             pre_copy.take(source.host_pid, &self.images.join(format!("pages-{}.img", map.number)))?;
-        let UnchangedPages { copied: known, based, missing } =
-            pre_copy.known(source, copied.as_ref()).map_err(|error| ServeError::Failed(error.to_string()))?;
+        let UnchangedPages { copied: known, based, missing } = pre_copy.known(source, copied.as_ref())?;
         if let Some(copied) = &copied {
             map.read = PageSequence::behind(copied.file.try_clone()?, copied.end);
         }
