@@ -79,8 +79,11 @@ pub fn forward(
             headers.remove(name);
         }
     }
-    if let Ok(client) = HeaderValue::from_str(&ip.to_canonical().to_string()) {
-        headers.append(FORWARDED_FOR, client);
+    let client = ip.to_canonical().to_string();
+    let before = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+    let chain = before.chain([client.as_str()]).collect::<Vec<_>>().join(", ");
+    if let Ok(chain) = HeaderValue::from_str(&chain) {
+        headers.insert(FORWARDED_FOR, chain);
     }
     let scheme = if is_secure { "https" } else { "http" };
     headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
@@ -197,7 +200,7 @@ mod tests {
         let proxy = Client { is_proxy: true, ..client("198.51.100.7") };
         forward(&mut map, &Uri::from_static("/"), proxy, None);
         let mut wanted = headers(&said);
-        wanted.append(FORWARDED_FOR, HeaderValue::from_static("198.51.100.7"));
+        wanted.insert(FORWARDED_FOR, HeaderValue::from_static("192.0.2.1, 198.51.100.7"));
         assert_eq!(map, wanted);
     }
 
