@@ -572,3 +572,13 @@ def test_what_cannot_be_served_is_said_in_a_sentence(rekindle):
     assert '"one"' in web.shown()["problem"] and '"one"' in rekindle("services")
     with pytest.raises(CommandError):
         rekindle("serve", "one", "--name", "web")
+
+
+@pytest.mark.parametrize(("known", "came"), [("10.0.0.0/8", "http"), ("10.0.0.0/8,127.0.0.0/8", "https")])
+def test_a_proxy_is_believed_if_the_daemon_knows_it(known, came):
+    said = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https"}
+    with begun(REKINDLE_TRUSTED_PROXIES=known) as rekindle:
+        _, _, body = Web(rekindle).ask(headers=said.items())
+    headers = json.loads(body)["headers"]
+    believed = "192.0.2.1, 127.0.0.1" if came == "https" else "127.0.0.1"
+    assert (headers["x-forwarded-proto"], headers["x-forwarded-for"]) == (came, believed)
