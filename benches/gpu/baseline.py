@@ -92,11 +92,11 @@ def measure(name, work, memory, rounds=3, started=None, row=None):
         shutil.rmtree(images)
 
 
-def take(driver, pid, images):
-    """One checkpoint, after which the program has ended."""
+def take(driver, pid, images, *options):
+    """One checkpoint, after which the program has ended, or stands still with `--leave-running`."""
     checkpoint = {"driver_lock_s": driver.step("Lock", pid), "driver_checkpoint_s": driver.step("Checkpoint", pid)}
     began = time.perf_counter()
-    run_criu("dump", "-t", pid, "-D", images, "-o", "dump.log", "-v2")
+    run_criu("dump", "-t", pid, "-D", images, "-o", "dump.log", "-v2", *options)
     checkpoint["criu_dump_s"] = time.perf_counter() - began
     checkpoint["total_s"] = sum(checkpoint.values())
     return checkpoint

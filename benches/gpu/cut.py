@@ -1,12 +1,15 @@
 """Images of programs that go on: a training run that is imaged again and again, and a service that is imaged under load. Each with
-its memory written beside the program, with that of the GPU alone, and with the program standing still for both."""
+its memory written beside the program, with that of the GPU alone, and with the program standing still for both; the training run
+by the driver's checkpoint with CRIU too."""
 
+import shutil
 import threading
 import time
 from pathlib import Path
 
+import baseline
 from images import ask
-from programs import python_program, wait_for
+from programs import Native, python_program, wait_for
 from rekindle import Rekindle
 
 WAYS = {
@@ -19,7 +22,11 @@ SERVED = "gpt2-large"
 # Steps before anything is measured, of the rate without images, and between two images.
 WARM, BASE, EVERY = 6, 20, 10
 IMAGES = 5
+# Each begun as soon as the one before is there.
+WITHOUT_PAUSE = 3
 REQUESTS = 120
+# Answers between the second image of a service and the third.
+BETWEEN = 100
 
 
 def rows(file):
@@ -50,19 +57,56 @@ def training(rekindle, way, work):
             rekindle("rmi", f"{name}-{number - 1}")
     wait_for_step(rekindle, name, file, len(rows(file)) + 1)
     seen = rows(file)
-    with_images = [row for row in seen if row[1] >= began]
-    took = with_images[-1][1] - with_images[0][1]
+    steps, throughput = rate_since(seen, began, step)
     lost = [lost_by(seen, report, step) for report in reports]
+    without_pause = images_without_pause(rekindle, name, file, step)
     rekindle("kill", name)
     return {
         **gone_on(rekindle, name, f"{name}-{IMAGES - 1}", file),
         "step_s": step,
-        "steps": len(with_images) - 1,
-        "throughput": step * (len(with_images) - 1) / took,
+        "steps": steps,
+        "throughput": throughput,
+        "without_pause": without_pause,
         "lost_s": lost,
         "stopped_s": [report["stopped_us"] / 1e6 for report in reports],
         "checkpoints": reports,
     }
+
+
+def rate_since(seen, began, step):
+    """Steps since then, and their rate, where 1 is that without images."""
+    since = [row for row in seen if row[1] >= began]
+    return len(since) - 1, step * (len(since) - 1) / (since[-1][1] - since[0][1])
+
+
+def images_without_pause(rekindle, name, file, step):
+    """The rate while an image is always being made, from the first to the last of them."""
+    began, took = time.time(), []
+    for number in range(WITHOUT_PAUSE):
+        took.append(rekindle.json("checkpoint", name, "--to", f"{name}-next-{number}", "--leave-running")["total_us"] / 1e6)
+    steps, throughput = rate_since(rows(file), began, step)
+    rekindle("rmi", *(f"{name}-next-{number}" for number in range(WITHOUT_PAUSE)))
+    return {"took_s": took, "steps": steps, "throughput": throughput}
+
+
+def training_by_driver(memory, work):
+    """One image of it by the driver's own checkpoint with CRIU, after which it goes on: all of that it stands still."""
+    file, images = work / "train-driver", memory / "driver-train"
+    images.mkdir()
+    driver = baseline.Driver()
+    program = Native(python_program(TRAINED, "--train", file), work / "train-driver.log", start_new_session=True)
+    try:
+        wait_for(lambda: len(rows(file)) >= WARM + BASE or program.process.poll() is not None, 120, "the native training run")
+        image = baseline.take(driver, program.process.pid, images, "--leave-running")
+        image |= {f"driver_{name.lower()}_s": driver.step(name, program.process.pid) for name in ("Restore", "Unlock")}
+        steps = len(rows(file))
+        wait_for(lambda: len(rows(file)) >= steps + 2 or program.process.poll() is not None, 60, "it to go on")
+        gone_on = program.process.poll() is None
+    finally:
+        program.end()
+        shutil.rmtree(images)
+    parts = [seconds for name, seconds in image.items() if name != "total_s"]
+    return {"ok": gone_on, "stopped_s": [sum(parts)], "image": image}
 
 
 def gone_on(rekindle, name, image, file):
@@ -93,28 +137,31 @@ def service(rekindle, way, work):
     wait_for(lambda: "ready" in rekindle.lines(name) or not rekindle.sandbox(name)["pid"], 120, name)
     quiet = [ask(trigger)[0] for _ in range(REQUESTS)]
     reports, over = [], threading.Event()
+    busy, answers = [], set()
 
     def take():
-        for number in range(2):
+        for number in range(3):
+            if number == 2:
+                count = len(busy) + BETWEEN
+                wait_for(lambda: len(busy) >= count, 120, "answers between two images")
             reports.append(rekindle.json("checkpoint", name, "--to", f"{name}-{number}", "--leave-running"))
         over.set()
 
     taker = threading.Thread(target=take)
     taker.start()
-    busy, answers = [], set()
     while not over.is_set() and taker.is_alive():
         seconds, answer = ask(trigger)
         busy.append(seconds)
         answers.add(answer)
     taker.join()
     rekindle("kill", name)
-    restored = rekindle.restore(f"{name}-1", f"{name}-restored")
+    restored = rekindle.restore(f"{name}-2", f"{name}-restored")
     answer = ask(trigger)[1]
-    images = [rekindle.json("inspect", f"{name}-{number}") for number in range(2)]
+    images = [rekindle.json("inspect", f"{name}-{number}") for number in range(3)]
     rekindle("kill", f"{name}-restored")
-    rekindle("rmi", f"{name}-0", f"{name}-1")
+    rekindle("rmi", *(f"{name}-{number}" for number in range(3)))
     return {
-        "ok": len(reports) == 2 and answer in answers,
+        "ok": len(reports) == 3 and answer in answers,
         "quiet_s": quiet,
         "busy_s": busy,
         "stopped_s": [report["stopped_us"] / 1e6 for report in reports],
@@ -136,3 +183,5 @@ def measure(binaries, memory, work, note):
         with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"cut-{way.replace(' ', '-')}", **environment) as rekindle:
             note(f"training, {way}", rekindle, lambda: training(rekindle, way, work))
             note(f"service, {way}", rekindle, lambda: service(rekindle, way, work))
+    with Rekindle(gpu="nvidia", binaries=binaries, state=memory / "cut-driver") as rekindle:
+        note("training, driver", rekindle, lambda: training_by_driver(memory, work))

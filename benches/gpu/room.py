@@ -1,7 +1,8 @@
 """Images of programs that go on where the GPU has no room for a copy of their memory, since another process has the rest of it: a
-service that writes to little of what it has, and a training run that writes to nearly all. Each with its memory written ahead, and
-standing still until it is written."""
+service that writes to little of what it has, and a training run that writes to nearly all; and of a service that has most of a GPU
+itself. Each with its memory written ahead, and standing still until it is written."""
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ from rekindle import Rekindle
 
 WAYS = {"ahead": {}, "still": {"REKINDLE_TUNING": "gpu.shadow=off"}}
 SERVED, TRAINED = "llm", "gpt2-train"
+# It needs a GPU of 140 GB.
+LARGE, LARGE_NEEDS = "llm-120", 140e9
 # What is left of the GPU: less than a sixteenth is left to others by a copy.
 LEFT = 0.08
 IMAGES = 2
@@ -27,14 +30,18 @@ def total_memory():
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
 
 
+@contextlib.contextmanager
 def filled(work):
-    """The process that has the rest of the GPU."""
+    """Another process has the rest of the GPU."""
     fill = Path(__file__).resolve().parent / "fill.py"
     process = Native([sys.executable, str(fill), str(int(total_memory() * LEFT))], work / "fill.log")
     wait_for(lambda: any(line.startswith("ready") for line in process.lines()) or process.process.poll() is not None, 60, "a full GPU")
     if process.process.poll() is not None:
         raise RuntimeError(" | ".join(process.lines()))
-    return process
+    try:
+        yield
+    finally:
+        process.end()
 
 
 def take(rekindle, name, number):
@@ -44,13 +51,12 @@ def take(rekindle, name, number):
     return rekindle.json("checkpoint", name, "--to", f"{name}-{number}", "--leave-running")
 
 
-def service(rekindle, way, work):
+def service(rekindle, program, way, work):
     """Requests one after the other, without an image and while images are taken."""
-    name, trigger = f"service-{way}", work / f"room-{way}-ask"
-    rekindle.run(name, *python_program(SERVED, "--serve", trigger))
+    name, trigger = f"{program}-{way}", work / f"room-{program}-{way}-ask"
+    rekindle.run(name, *python_program(program, "--serve", trigger))
     wait_for(lambda: "ready" in rekindle.lines(name) or not rekindle.sandbox(name)["pid"], 120, name)
-    fill = filled(work)
-    try:
+    with filled(work) if program == SERVED else contextlib.nullcontext():
         quiet = [ask(trigger)[0] for _ in range(REQUESTS)]
         reports, problems, over = [], [], threading.Event()
 
@@ -71,11 +77,9 @@ def service(rekindle, way, work):
             answers.append(answer)
         taker.join()
         answers += [ask(trigger)[1] for _ in range(3)]
+        rekindle("kill", name)
         if problems:
             raise problems[0]
-    finally:
-        rekindle("kill", name)
-        fill.end()
     restored = rekindle.restore(f"{name}-{IMAGES - 1}", f"{name}-restored")
     again = [ask(trigger)[1] for _ in range(3)]
     rekindle("kill", f"{name}-restored")
@@ -98,8 +102,7 @@ def training(rekindle, way, work):
     name, file = f"training-{way}", work / f"room-train-{way}"
     rekindle.run(name, *python_program(TRAINED, "--train", file))
     wait_for_step(rekindle, name, file, WARM)
-    fill = filled(work)
-    try:
+    with filled(work):
         begun = len(rows(file)) + 1
         wait_for_step(rekindle, name, file, begun + BASE)
         base = rows(file)[begun : begun + BASE]
@@ -110,9 +113,7 @@ def training(rekindle, way, work):
             reports.append({"at": time.time(), **take(rekindle, name, number), "done": time.time()})
         wait_for_step(rekindle, name, file, len(rows(file)) + 3)
         seen = rows(file)
-    finally:
         rekindle("kill", name)
-        fill.end()
     return {
         **gone_on(rekindle, name, f"{name}-{IMAGES - 1}", file),
         "step_s": step,
@@ -126,9 +127,12 @@ def figures(reports):
     return {"stopped_s": [report["stopped_us"] / 1e6 for report in reports], "memory": memory, "checkpoints": reports}
 
 
-def measure(binaries, memory, work, note):
+def measure(binaries, memory, work, note, only):
     """`note(name, rekindle, function)` keeps each row."""
     for way, environment in WAYS.items():
         with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"room-{way}", **environment) as rekindle:
-            note(f"service, {way}", rekindle, lambda: service(rekindle, way, work))
-            note(f"training, {way}", rekindle, lambda: training(rekindle, way, work))
+            for what, program in {"service": SERVED, "large service": LARGE}.items():
+                if program in (only or [program]) and (program == SERVED or total_memory() >= LARGE_NEEDS):
+                    note(f"{what}, {way}", rekindle, lambda: service(rekindle, program, way, work))
+            if TRAINED in (only or [TRAINED]):
+                note(f"training, {way}", rekindle, lambda: training(rekindle, way, work))

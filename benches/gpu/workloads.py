@@ -194,14 +194,13 @@ def state_sums(torch, model, optimizer):
     return torch.stack([one.detach().view(torch.int32).sum(dtype=torch.int64) for one in tensors])
 
 
-@workload("llm")
-def llm():
-    """As one that serves a large language model: 28 GB of weights that nothing writes to, and 4 GB of a cache that each answer writes
-    2 MB of. An answer depends on the ones before."""
+def language_server(layers, cached):
+    """As one that serves a large language model: weights that nothing writes to, 0.54 GB a layer, and a cache, 2 MB an entry, of
+    which each answer writes one. An answer depends on the ones before."""
     torch = torch_module()
     width, rows = 16384, 64
-    layers = [torch.randn(width, width, dtype=torch.bfloat16, device="cuda") for _ in range(56)]
-    cache = torch.zeros(2048, rows, width, dtype=torch.bfloat16, device="cuda")
+    layers = [torch.randn(width, width, dtype=torch.bfloat16, device="cuda") for _ in range(layers)]
+    cache = torch.zeros(cached, rows, width, dtype=torch.bfloat16, device="cuda")
     x = torch.randn(rows, width, dtype=torch.bfloat16, device="cuda")
     count = itertools.count()
 
@@ -215,6 +214,18 @@ def llm():
         return y
 
     return step
+
+
+@workload("llm")
+def llm():
+    """28 GB of weights, 4 GB of cache."""
+    return language_server(56, 2048)
+
+
+@workload("llm-120")
+def llm_120():
+    """As most servers, it takes what the GPU has for its cache: 92 GB of weights, 27 GB of cache, of which little is used."""
+    return language_server(172, 12800)
 
 
 @workload("train-large")

@@ -58,3 +58,13 @@ pub struct LinkInput<'a> {
     pub name: &'a str,
     pub bytes: &'a [u8],
 }
+
+impl LinkInput<'_> {
+    pub const CUBIN: u32 = 0;
+    pub const PTX: u32 = 1;
+    pub const FATBIN: u32 = 2;
+    /// Of the host, with fatbins in it.
+    pub const OBJECT: u32 = 3;
+    /// Of objects of the host.
+    pub const LIBRARY: u32 = 4;
+}

@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use rekindle_code::fatbin::is_fatbin;
 use rekindle_cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_UNKNOWN,
 };
 use rekindle_device::{Function, LinkInput, LoadError, Module, Result};
 
@@ -64,13 +66,6 @@ impl Modules {
     }
 }
 
-// `CUjitInputType`.
-const CUBIN: u32 = 0;
-const PTX: u32 = 1;
-const FATBIN: u32 = 2;
-const OBJECT: u32 = 3;
-const LIBRARY: u32 = 4;
-
 /// Links PTX into a fatbin that holds all of it, after checking that it fits together.
 pub(crate) fn link(
     inputs: &[LinkInput<'_>],
@@ -82,12 +77,19 @@ pub(crate) fn link(
         let named =
             |error: LoadError| LoadError { code: error.code, log: format!("{}: {}", input.name, error.log) };
         match input.kind {
-            PTX => {
+            LinkInput::PTX => {
                 image::parse(input.bytes).map_err(named)?;
                 texts.push(Cow::Borrowed(input.bytes));
             }
-            CUBIN | FATBIN => texts.extend(image::texts(input.bytes).map_err(named)?),
-            OBJECT | LIBRARY => {
+            LinkInput::CUBIN | LinkInput::FATBIN => texts.extend(image::texts(input.bytes).map_err(named)?),
+            LinkInput::OBJECT | LinkInput::LIBRARY if is_fatbin(input.bytes) => {
+                let log = format!(
+                    "could not find a fatbin in '{}', which is none of the host's objects",
+                    input.name
+                );
+                return Err(LoadError { code: CUDA_ERROR_UNKNOWN, log });
+            }
+            LinkInput::OBJECT | LinkInput::LIBRARY => {
                 let found = image::texts_inside(input.bytes).map_err(named)?;
                 if found.is_empty() {
                     log += &format!("warning: {} has no PTX in it and adds nothing\n", input.name);

@@ -307,7 +307,7 @@ impl Modules {
                         linker.state,
                         input.kind,
                         bytes.as_ptr().cast(),
-                        if input.kind == INPUT_PTX { bytes.len() } else { input.bytes.len() },
+                        if input.kind == LinkInput::PTX { bytes.len() } else { input.bytes.len() },
                         name.as_ptr(),
                         0,
                         none,
@@ -323,9 +323,6 @@ impl Modules {
         Ok(unsafe { std::slice::from_raw_parts(cubin, size) }.to_vec())
     }
 }
-
-/// `CU_JIT_INPUT_PTX`.
-const INPUT_PTX: u32 = 1;
 
 /// Destroys a linker at the end of its use.
 struct Linker<'a> {

@@ -62,7 +62,10 @@ const GLOBALS: &str = "
 ";
 
 fn inputs<'a>(texts: &[(&'a str, &'a str)]) -> Vec<LinkInput<'a>> {
-    texts.iter().map(|(name, text)| LinkInput { kind: 1, name, bytes: text.as_bytes() }).collect()
+    texts
+        .iter()
+        .map(|(name, text)| LinkInput { kind: LinkInput::PTX, name, bytes: text.as_bytes() })
+        .collect()
 }
 
 #[test]
@@ -80,11 +83,24 @@ fn two_modules_link() {
     gpu.launch(apply, &shape(1, 1), Stream::LEGACY, &parameters(&[device.address])).unwrap();
     assert_eq!(download(gpu, device.address, 1), [42]);
 
-    let again = gpu.link(&[LinkInput { kind: 0, name: "linked", bytes: &linked }], &[]).unwrap().0;
+    let again =
+        gpu.link(&[LinkInput { kind: LinkInput::CUBIN, name: "linked", bytes: &linked }], &[]).unwrap().0;
     assert_eq!(again.len(), linked.len(), "what was linked links again");
     let undefined = gpu.link(&inputs(&[("caller.ptx", CALLER)]), &[]).unwrap_err();
     assert!(undefined.log.contains("`twice`"), "{undefined}");
     assert!(gpu.link(&[], &[]).is_err());
+}
+
+#[test]
+fn a_fatbin_is_linked_as_one_and_not_as_an_object_of_the_host() {
+    let machine = machine("");
+    let gpu = &machine.gpu;
+    let (fatbin, _) = gpu.link(&inputs(&[("callee.ptx", CALLEE)]), &[]).unwrap();
+    let linked_as = |kind, bytes: &[u8]| gpu.link(&[LinkInput { kind, name: "", bytes }], &[]);
+    assert!(linked_as(LinkInput::FATBIN, &fatbin).is_ok());
+    assert!(linked_as(LinkInput::OBJECT, &fatbin).unwrap_err().log.contains("could not find a fatbin in ''"));
+    let object = [b"\x7fELF of the host", &fatbin[..]].concat();
+    assert!(linked_as(LinkInput::OBJECT, &object).is_ok());
 }
 
 #[test]

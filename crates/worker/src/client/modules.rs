@@ -15,9 +15,6 @@ use crate::code::LoadedCode;
 
 /// The word of [`rekindle_device::Device::prepare`] for code that has to be compiled.
 const PTX: &str = "ptx";
-/// `CU_JIT_INPUT_PTX`, `CU_JIT_INPUT_FATBINARY`.
-const INPUT_PTX: u32 = 1;
-const INPUT_FATBIN: u32 = 3;
 /// How a fatbin begins.
 const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 
@@ -76,7 +73,7 @@ impl Client {
     ) -> Result<std::result::Result<Pieces, &'static str>> {
         let given = read(code)?;
         let is_fatbin = given.bytes().starts_with(&FATBIN);
-        let kind = if is_fatbin { INPUT_FATBIN } else { INPUT_PTX };
+        let kind = if is_fatbin { LinkInput::FATBIN } else { LinkInput::PTX };
         let input = LinkInput { kind, name: "", bytes: given.bytes() };
         let (cubin, said) = match self.on(device)?.link(&[input], options) {
             Ok(compiled) => compiled,
