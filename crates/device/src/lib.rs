@@ -26,7 +26,7 @@ pub use copy::{Copy3D, MemorySet, ValueOperation};
 pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement, uuid_text};
 pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
 pub use node::NodeWork;
-pub use prepared::{Constants, Piece, PreparedCode};
+pub use prepared::{Constants, KernelSetting, KernelSettings, Piece, PreparedCode, load_piece};
 pub use slice::{PROGRAM_RANGE, Slice};
 pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
 pub use texture::{
@@ -166,6 +166,25 @@ pub trait Device: Send + Sync {
         options: &[(i32, u64)],
     ) -> std::result::Result<Loaded, LoadError>;
     fn module_unload(&self, module: Module) -> Result<()>;
+    /// Loads a piece with these settings. In a context that clients share it may be there already, for another one.
+    fn piece_load(
+        &self,
+        kernel: &str,
+        piece: &Piece,
+        settings: &KernelSettings,
+    ) -> std::result::Result<(Module, Function), LoadError> {
+        load_piece(self, kernel, piece, settings)
+    }
+    /// A loaded piece that is to have one setting more, for this client alone. It is another one after that if others have it
+    /// too; the former stays loaded for what was launched of it.
+    fn piece_set(
+        &self,
+        loaded: (Module, Function),
+        setting: KernelSetting,
+    ) -> std::result::Result<(Module, Function), LoadError> {
+        let set = setting.apply(self, loaded.1);
+        set.map(|()| loaded).map_err(|code| LoadError { code, log: String::new() })
+    }
     fn function(&self, module: Module, name: &str) -> Result<Function>;
     fn function_names(&self, module: Module) -> Result<Vec<String>>;
     fn function_info(&self, function: Function) -> Result<FunctionInfo>;

@@ -67,6 +67,6 @@ impl PreparedCode for EmulatedCode {
         self.entry(kernel).ok_or(CUDA_ERROR_NOT_FOUND)?;
         let mut options = self.options.clone();
         options.push((OPTION_GLOBALS_ADDRESS, globals));
-        Ok(Piece { code: self.code.clone(), options })
+        Ok(Piece { code: self.code.clone(), options, is_sharable: self.constants().is_none() })
     }
 }

@@ -91,7 +91,11 @@ impl PreparedCode for NvidiaCode {
             return Err(CUDA_ERROR_NOT_FOUND);
         }
         match self.prepared.piece(kernel, globals) {
-            Ok(code) => Ok(Piece { code: Code::new(code), options: Vec::new() }),
+            Ok(code) => Ok(Piece {
+                code: Code::new(code),
+                options: Vec::new(),
+                is_sharable: self.prepared.globals.constants.is_empty(),
+            }),
             Err(error) => {
                 log::error!("kernel {kernel} cannot be cut out of its module: {error}");
                 Err(CUDA_ERROR_INVALID_IMAGE)

@@ -277,7 +277,8 @@ impl Gpus {
                 let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
                 let link = common.link(device, &shared.device)?;
-                let view = ClientDevice::new(shared.device.clone(), link, common.health.clone())?;
+                let pieces = common.pieces(device);
+                let view = ClientDevice::new(shared.device.clone(), link, pieces, common.health.clone())?;
                 view.set_link_weight(portion.link_weight);
                 let division = common.division(device, &shared.device);
                 let member = division.join(&view, portion.sm_share).map_err(|problem| {

@@ -70,7 +70,7 @@ pub(crate) use objects::{
 };
 use outlive::AtRest;
 pub(crate) use outlive::NoteProgress;
-pub(crate) use pieces::{Body, GlobalsBuffer, Pieces, load_piece};
+pub(crate) use pieces::{Body, GlobalsBuffer, LoadedPiece, Pieces, load};
 pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
 pub(crate) use room::Room;
 pub(crate) use staging::Lane;

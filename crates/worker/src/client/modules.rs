@@ -4,7 +4,9 @@ use rekindle_cuda::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
     CUDA_SUCCESS,
 };
-use rekindle_device::{Code, FunctionInfo, GpuKind, LinkInput, LoadError, Loaded, Result};
+use rekindle_device::{
+    Code, FunctionInfo, GpuKind, KernelSetting, KernelSettings, LinkInput, LoadError, Loaded, Result,
+};
 use rekindle_protocol::operation::{
     Answer, CodeSource, FunctionFound, FunctionGet, FunctionSet, GlobalGet, Id, ModuleLoad, ModuleLoaded,
     Origin,
@@ -186,7 +188,7 @@ impl Client {
             None => {
                 let handle = match whole {
                     Some(module) => self.on(device)?.function(module, name)?,
-                    None => self.piece(module_id, name)?,
+                    None => self.piece(module_id, name, &KernelSettings::default())?,
                 };
                 (Some(handle), self.on(device)?.function_info(handle)?)
             }
@@ -199,8 +201,7 @@ impl Client {
             bank: self.bank(module_id, name)?,
             used: 0,
             at: if handle.is_some() { self.next_history() } else { 0 },
-            attributes: Vec::new(),
-            cache: None,
+            settings: KernelSettings::default(),
         };
         self.functions.insert(id, function)?;
         Ok(FunctionFound { info })
@@ -216,18 +217,12 @@ impl Client {
 
     pub(super) fn set_function(&mut self, request: FunctionSet) -> Result<FunctionInfo> {
         let FunctionSet { id, attribute, value } = request;
-        let (device, handle) = self.kernel(id)?;
-        self.on(device)?.set_function_attribute(handle, attribute, value)?;
-        let attributes = &mut self.functions.get_mut(id)?.attributes;
-        attributes.retain(|row| row.0 != attribute);
-        attributes.push((attribute, value));
+        let (device, handle) = self.set_for_kernel(id, KernelSetting::Attribute(attribute, value))?;
         self.on(device)?.function_info(handle)
     }
 
     pub(super) fn set_cache(&mut self, id: Id, config: i32) -> Result<()> {
-        let (device, handle) = self.kernel(id)?;
-        self.functions.get_mut(id)?.cache = Some(config);
-        self.on(device)?.set_function_cache(handle, config)
+        self.set_for_kernel(id, KernelSetting::Cache(config)).map(drop)
     }
 
     /// Whether asking for this global changes nothing: it was asked for before, or lies in a buffer.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use rekindle_device::{Event, Function, Graph, GraphExec, GraphNode, ModuleKind, Part, Stream};
+use rekindle_device::{
+    Event, Function, Graph, GraphExec, GraphNode, KernelSettings, ModuleKind, Part, Stream,
+};
 use rekindle_protocol::operation::Id;
 
 use super::events::DISABLE_TIMING;
@@ -99,9 +101,7 @@ pub(crate) struct FunctionObject {
     pub at: u64,
     /// How many operations the program had made when it was last launched.
     pub used: u64,
-    /// Attributes that the program set.
-    pub attributes: Vec<(i32, i32)>,
-    pub cache: Option<i32>,
+    pub settings: KernelSettings,
 }
 
 /// A graph of the device, and its nodes by their numbers.

@@ -9,12 +9,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CuResult};
-use rekindle_device::{Device, Function, LoadError, Loaded, Module, ModuleKind, Piece, PreparedCode, Result};
+use rekindle_device::{
+    Device, Function, KernelSetting, KernelSettings, LoadError, Module, Piece, PreparedCode, Result,
+};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
-use super::Client;
 use super::modules::read;
+use super::{Client, FunctionObject};
 use crate::code::LoadedCode;
 use crate::image;
 
@@ -42,9 +44,12 @@ pub(crate) struct Pieces {
     cut: HashMap<String, Arc<Piece>>,
 }
 
-struct LoadedPiece {
-    module: Module,
-    piece: Arc<Piece>,
+#[derive(Clone)]
+pub(crate) struct LoadedPiece {
+    pub module: Module,
+    pub function: Function,
+    pub settings: KernelSettings,
+    pub piece: Arc<Piece>,
 }
 
 /// What the device has of a module.
@@ -75,12 +80,12 @@ impl Pieces {
     }
 
     /// A piece that was loaded beside; false where it is loaded already.
-    pub(crate) fn add(&mut self, kernel: &str, piece: Arc<Piece>, module: Module) -> bool {
+    pub(crate) fn add(&mut self, kernel: &str, loaded: LoadedPiece) -> bool {
         if self.loaded.contains_key(kernel) {
             return false;
         }
         self.cut.remove(kernel);
-        self.loaded.insert(kernel.to_string(), LoadedPiece { module, piece });
+        self.loaded.insert(kernel.to_string(), loaded);
         true
     }
 
@@ -181,26 +186,67 @@ impl Client {
         Ok(prepared)
     }
 
-    /// A kernel of a module in pieces, loaded if it is not yet.
-    pub(super) fn piece(&mut self, module: Id, name: &str) -> Result<Function> {
+    /// A kernel of a module in pieces, loaded with these settings if it is not yet.
+    pub(super) fn piece(&mut self, module: Id, name: &str, settings: &KernelSettings) -> Result<Function> {
         let object = self.modules.get(module)?;
         let Body::Pieces(pieces) = &object.body else { return Err(CUDA_ERROR_INVALID_VALUE) };
         let (device, globals) = (object.device, pieces.globals.address);
-        let (loaded, cut) = (pieces.piece(name), pieces.cut.get(name).cloned());
+        if let Some(loaded) = pieces.loaded.get(name) {
+            let missing: Vec<_> = settings.all().filter(|setting| !loaded.settings.has(*setting)).collect();
+            let mut function = loaded.function;
+            for setting in missing {
+                function = self.set_piece(module, name, setting)?;
+            }
+            return Ok(function);
+        }
+        let cut = pieces.cut.get(name).cloned();
         self.bind(device)?;
         let gpu = self.context(device)?.device.clone();
-        if let Some(loaded) = loaded {
-            return gpu.function(loaded, name);
-        }
         let piece = match cut {
             Some(piece) => piece,
             None => Arc::new(self.prepared(module)?.piece(name, globals)?),
         };
-        let (loaded, function) = load_piece(&*gpu, name, &piece)?;
+        let loaded = load(&*gpu, name, piece, settings)?;
+        let function = loaded.function;
         if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body {
-            pieces.add(name, piece, loaded);
+            pieces.add(name, loaded);
         }
         Ok(function)
+    }
+
+    /// Sets something for a loaded piece. It may be another one after that.
+    fn set_piece(&mut self, module: Id, name: &str, setting: KernelSetting) -> Result<Function> {
+        let object = self.modules.get(module)?;
+        let device = object.device;
+        let loaded = object.body.pieces().and_then(|pieces| pieces.loaded.get(name));
+        let LoadedPiece { module: piece, function, .. } = loaded.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let before = (*piece, *function);
+        let gpu = self.on(device)?;
+        let after = gpu.piece_set(before, setting).map_err(|error| refused(name, error))?;
+        if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body
+            && let Some(loaded) = pieces.loaded.get_mut(name)
+        {
+            (loaded.module, loaded.function) = after;
+            loaded.settings.set(setting);
+        }
+        let same = |function: &&mut FunctionObject| function.module == module && function.name == name;
+        for function in self.functions.values_mut().filter(same) {
+            function.handle = function.handle.map(|_| after.1);
+        }
+        Ok(after.1)
+    }
+
+    /// Sets something for a kernel, as the program wants it from now on.
+    pub(super) fn set_for_kernel(&mut self, id: Id, setting: KernelSetting) -> Result<(usize, Function)> {
+        let (device, handle) = self.kernel(id)?;
+        let function = self.functions.get(id)?;
+        let (module, name) = (function.module, function.name.clone());
+        let handle = match self.modules.get(module)?.body {
+            Body::Whole(_) => setting.apply(&*self.on(device)?, handle).map(|()| handle)?,
+            Body::Pieces(_) => self.set_piece(module, &name, setting)?,
+        };
+        self.functions.get_mut(id)?.settings.set(setting);
+        Ok((device, handle))
     }
 
     /// A kernel's device and handle; loaded now, with what the program has set for it, if it is not yet.
@@ -210,16 +256,8 @@ impl Client {
         if let Some(handle) = function.handle {
             return Ok((device, handle));
         }
-        let (module, name, cache) = (function.module, function.name.clone(), function.cache);
-        let attributes = function.attributes.clone();
-        let handle = self.piece(module, &name)?;
-        let gpu = self.on(device)?;
-        for (attribute, value) in attributes {
-            gpu.set_function_attribute(handle, attribute, value)?;
-        }
-        if let Some(config) = cache {
-            gpu.set_function_cache(handle, config)?;
-        }
+        let (module, name, settings) = (function.module, function.name.clone(), function.settings.clone());
+        let handle = self.piece(module, &name, &settings)?;
         let (bank, at) = (self.bank(module, &name)?, self.next_history());
         let function = self.functions.get_mut(id)?;
         (function.handle, function.bank, function.at) = (Some(handle), bank, at);
@@ -234,17 +272,16 @@ impl Client {
     }
 }
 
-/// Has the device load a piece, and gives its kernel. The driver may put off all of it until a kernel is asked for.
-pub(crate) fn load_piece(gpu: &dyn Device, kernel: &str, piece: &Piece) -> Result<(Module, Function)> {
-    let loaded = gpu.module_load(piece.code.clone(), ModuleKind::Library, &piece.options);
-    let Loaded { module, .. } = loaded.map_err(|error| refused(kernel, error))?;
-    match gpu.function(module, kernel) {
-        Ok(function) => Ok((module, function)),
-        Err(code) => {
-            gpu.module_unload(module)?;
-            Err(code)
-        }
-    }
+/// Has the device load a piece.
+pub(crate) fn load(
+    gpu: &dyn Device,
+    kernel: &str,
+    piece: Arc<Piece>,
+    settings: &KernelSettings,
+) -> Result<LoadedPiece> {
+    let loaded = gpu.piece_load(kernel, &piece, settings);
+    let (module, function) = loaded.map_err(|error| refused(kernel, error))?;
+    Ok(LoadedPiece { module, function, settings: settings.clone(), piece })
 }
 
 fn refused(name: &str, error: LoadError) -> CuResult {

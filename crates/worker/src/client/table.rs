@@ -89,7 +89,7 @@ impl<T> Table<T> {
     /// By rising ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
         self.0.iter().flat_map(|(number, page)| {
-            let ids = number * PAGE..;
+            let ids = number * PAGE..=u32::MAX;
             ids.zip(&page.objects).filter_map(|(id, slot)| Some((id, slot.as_ref()?)))
         })
     }

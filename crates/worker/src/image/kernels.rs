@@ -3,10 +3,10 @@
 //!
 //! A launch that comes to one before loads it itself, and does not wait for the others.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use rekindle_device::{Code, Device, Piece};
+use rekindle_device::{Code, Device, KernelSettings, Piece};
 use rekindle_protocol::operation::Id;
 use rekindle_store::{Part, PartKind, Staging};
 use serde_json::json;
@@ -14,7 +14,7 @@ use serde_json::json;
 use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
 use super::state::{KernelState, State};
-use crate::client::{Body, Client, load_piece};
+use crate::client::{Body, Client, LoadedPiece, load};
 use crate::dispatch::Remote;
 
 pub(super) const PART: &str = "kernels";
@@ -37,10 +37,10 @@ pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Res
     let (mut known, mut contents) = (HashSet::new(), Vec::new());
     for (_, module, name, piece) in found {
         if known.insert((module, name)) {
-            let (name, options) = (name.clone(), piece.options.clone());
+            let (name, options, is_sharable) = (name.clone(), piece.options.clone(), piece.is_sharable);
             let bytes = piece.code.bytes().len() as u64;
             contents.extend_from_slice(piece.code.bytes());
-            state.kernels.push(KernelState { module, name, bytes, options });
+            state.kernels.push(KernelState { module, name, bytes, options, is_sharable });
         }
     }
     let part = (!contents.is_empty()).then(|| staging.put(PartKind::Module, PART, json!({}), &contents));
@@ -65,7 +65,7 @@ pub(super) fn bring(client: &mut Client, state: &State, parts: &CodeParts) -> Re
         let range = at..at + row.bytes as usize;
         at = range.end;
         let code = Code::new(Slice { contents: contents.clone(), range });
-        let piece = Arc::new(Piece { code, options: row.options.clone() });
+        let piece = Arc::new(Piece { code, options: row.options.clone(), is_sharable: row.is_sharable });
         let module = client.modules.get_mut(row.module).map_err(device("find a module"))?;
         if let Body::Pieces(pieces) = &mut module.body {
             pieces.bring(&row.name, piece);
@@ -79,22 +79,27 @@ pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) {
     if state.is_ordered() {
         return;
     }
+    let functions = client.functions.iter().map(|(_, function)| function);
+    let settings: HashMap<_, _> =
+        functions.map(|function| ((function.module, &function.name), &function.settings)).collect();
     let mut rows = Vec::new();
     for row in &state.kernels {
         let Ok(module) = client.modules.get(row.module) else { continue };
         let Ok(context) = client.context(module.device) else { continue };
         let Some(piece) = module.body.pieces().and_then(|pieces| pieces.code(&row.name)) else { continue };
-        rows.push((context.device.clone(), row.module, row.name.clone(), piece.clone()));
+        let settings: KernelSettings =
+            settings.get(&(row.module, &row.name)).copied().cloned().unwrap_or_default();
+        rows.push((context.device.clone(), row.module, row.name.clone(), piece.clone(), settings));
     }
     if rows.is_empty() {
         return;
     }
     std::thread::spawn(move || {
-        for (gpu, module, name, piece) in rows {
-            match gpu.bind().and_then(|()| load_piece(&*gpu, &name, &piece)) {
-                Ok((loaded, _)) => remote.run(move |dispatcher| {
-                    add(&mut dispatcher.client, &*gpu, module, &name, piece, loaded);
-                }),
+        for (gpu, module, name, piece, settings) in rows {
+            match gpu.bind().and_then(|()| load(&*gpu, &name, piece, &settings)) {
+                Ok(loaded) => {
+                    remote.run(move |dispatcher| add(&mut dispatcher.client, &*gpu, module, &name, loaded));
+                }
                 // The launch that needs it says so to the program.
                 Err(code) => log::warn!("kernel {name} was not loaded beside the program: {code}"),
             }
@@ -103,20 +108,14 @@ pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) {
 }
 
 /// Unloads it if it was needed, and loaded, before.
-fn add(
-    client: &mut Client,
-    gpu: &dyn Device,
-    module: Id,
-    name: &str,
-    piece: Arc<Piece>,
-    loaded: rekindle_device::Module,
-) {
+fn add(client: &mut Client, gpu: &dyn Device, module: Id, name: &str, loaded: LoadedPiece) {
+    let piece = loaded.module;
     let body = client.modules.get_mut(module).map(|module| &mut module.body);
     let added = match body {
-        Ok(Body::Pieces(pieces)) => pieces.add(name, piece, loaded),
+        Ok(Body::Pieces(pieces)) => pieces.add(name, loaded),
         _ => false,
     };
-    if !added && let Err(code) = gpu.module_unload(loaded) {
+    if !added && let Err(code) = gpu.module_unload(piece) {
         log::warn!("a kernel that was loaded twice stays so: {code}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rekindle_device::Function;
+use rekindle_device::{Function, KernelSettings};
 use rekindle_store::Image;
 
 use super::code_parts::{self, CodeParts};
@@ -31,6 +31,11 @@ pub(super) fn code(client: &mut Client, image: &Image, row: &ModuleState) -> Res
     })
 }
 
+/// What the program had set for a kernel.
+pub(super) fn settings(row: &FunctionState) -> KernelSettings {
+    KernelSettings { attributes: row.attributes.clone(), cache: row.cache }
+}
+
 /// Without a handle it is loaded when it is first used.
 pub(super) fn insert(client: &mut Client, row: &FunctionState, handle: Option<Function>) -> Result<()> {
     let function = FunctionObject {
@@ -41,8 +46,7 @@ pub(super) fn insert(client: &mut Client, row: &FunctionState, handle: Option<Fu
         bank: None,
         used: 0,
         at: row.at,
-        attributes: row.attributes.clone(),
-        cache: row.cache,
+        settings: settings(row),
     };
     client.functions.insert(row.id, function).map_err(device("number a kernel as before"))
 }

@@ -70,8 +70,8 @@ pub(super) fn modules(
             module: function.module,
             name: function.name.clone(),
             at: function.at,
-            attributes: function.attributes.clone(),
-            cache: function.cache,
+            attributes: function.settings.attributes.clone(),
+            cache: function.settings.cache,
         })
         .collect();
     parts.extend(kernels::save(client, staging, state)?);

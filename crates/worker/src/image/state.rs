@@ -101,6 +101,9 @@ pub(super) struct KernelState {
     pub name: String,
     pub bytes: u64,
     pub options: Vec<(i32, u64)>,
+    /// Images of earlier builds do not say.
+    #[serde(default)]
+    pub is_sharable: bool,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

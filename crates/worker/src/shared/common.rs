@@ -13,6 +13,7 @@ use crate::image::{BlockPool, stock};
 use super::division::Division;
 use super::health::Health;
 use super::link::Link;
+use super::piece_cache::PieceCache;
 use super::settings::Settings;
 
 pub(crate) struct Common {
@@ -25,6 +26,7 @@ pub(crate) struct Common {
     /// Of each GPU, by its number.
     links: Mutex<HashMap<usize, Option<Arc<Link>>>>,
     divisions: Mutex<HashMap<usize, Arc<Division>>>,
+    pieces: Mutex<HashMap<usize, Arc<PieceCache>>>,
 }
 
 impl Common {
@@ -41,6 +43,7 @@ impl Common {
                 settings,
                 links: Mutex::default(),
                 divisions: Mutex::default(),
+                pieces: Mutex::default(),
             })
         });
         made.map(Arc::new).map_err(|code| format!("the GPU's context cannot be made: {code}"))
@@ -50,6 +53,12 @@ impl Common {
     pub(crate) fn division(&self, index: usize, device: &Arc<dyn Device>) -> Arc<Division> {
         let mut divisions = self.divisions.lock().unwrap_or_else(PoisonError::into_inner);
         divisions.entry(index).or_insert_with(|| Division::new(device.clone())).clone()
+    }
+
+    /// The pieces of code that a GPU's context has.
+    pub(crate) fn pieces(&self, index: usize) -> Arc<PieceCache> {
+        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        pieces.entry(index).or_default().clone()
     }
 
     /// The scheduler of a GPU's copies; none where there is to be none.

@@ -22,6 +22,7 @@ mod order;
 mod overtake;
 mod owned;
 mod piece;
+mod piece_cache;
 mod queues;
 mod settings;
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rekindle_device::{Array, Device, Event, Graph, GraphExec, Memory, Module, Result, Stream, ViewKind};
 
 use super::division::Portion;
+use super::piece_cache::PieceCache;
 
 #[derive(Default)]
 pub(super) struct Owned {
@@ -16,6 +17,8 @@ pub(super) struct Owned {
     pub former: Vec<(Stream, Option<Arc<Portion>>)>,
     pub events: HashSet<Event>,
     pub modules: HashSet<Module>,
+    /// Pieces that others may have too, and how often it has taken each.
+    pub pieces: HashMap<Module, usize>,
     pub graphs: HashSet<Graph>,
     pub execs: HashSet<GraphExec>,
     pub views: HashSet<(ViewKind, u64)>,
@@ -44,6 +47,20 @@ impl Owned {
         })
     }
 
+    pub(super) fn add_piece(&mut self, module: Module) {
+        *self.pieces.entry(module).or_default() += 1;
+    }
+
+    /// Takes one of the times off that the client has taken a piece; false if it is none of those.
+    pub(super) fn take_piece(&mut self, module: Module) -> bool {
+        let Some(times) = self.pieces.get_mut(&module) else { return false };
+        *times -= 1;
+        if *times == 0 {
+            self.pieces.remove(&module);
+        }
+        true
+    }
+
     /// Gives former streams back whose work is done.
     pub(super) fn sweep(&mut self, device: &dyn Device) {
         self.former.retain(|(stream, _)| match device.stream_query(*stream) {
@@ -54,11 +71,14 @@ impl Owned {
 
     /// Gives everything back. None of its work is under way any more. What cannot be given back to a context that has failed
     /// goes with its process.
-    pub(super) fn give_back(&mut self, device: &dyn Device, has_failed: bool) {
+    pub(super) fn give_back(&mut self, device: &dyn Device, pieces: &PieceCache, has_failed: bool) {
         let mut left = Unreturned::default();
         self.execs.drain().for_each(|exec| left.note(device.graph_exec_destroy(exec)));
         self.graphs.drain().for_each(|graph| left.note(device.graph_destroy(graph)));
         self.modules.drain().for_each(|module| left.note(device.module_unload(module)));
+        for (module, times) in self.pieces.drain() {
+            (0..times).for_each(|_| left.note(pieces.give(device, module)));
+        }
         self.views.drain().for_each(|(kind, number)| left.note(device.view_destroy(kind, number)));
         self.arrays.drain().for_each(|array| left.note(device.array_destroy(array)));
         self.events.drain().for_each(|event| left.note(device.event_destroy(event)));

@@ -110,7 +110,7 @@ struct Model {
 
 impl Model {
     fn new(gpu: Arc<dyn Device>, link: Arc<Link>, number: usize) -> Model {
-        let device = ClientDevice::new(gpu, Some(link), Arc::default()).unwrap();
+        let device = ClientDevice::new(gpu, Some(link), Arc::default(), Arc::default()).unwrap();
         device.bind().unwrap();
         let bytes = ((STREAMS * REGION) as u64).next_multiple_of(device.granularity());
         let base = NEXT.fetch_add(bytes, Ordering::Relaxed);

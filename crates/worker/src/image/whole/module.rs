@@ -6,7 +6,7 @@ use rekindle_store::{Image, PartKind};
 
 use super::super::block::{Block, Blocks};
 use super::super::error::{Error, Result, device};
-use super::super::restore_code::{code, insert};
+use super::super::restore_code::{code, insert, settings};
 use super::super::save_memory;
 use super::super::state::{FunctionState, ModuleState, State, globals_part};
 use crate::client::{Body, Client, GlobalGiven, ModuleObject};
@@ -51,12 +51,7 @@ pub(super) fn function(client: &mut Client, row: &FunctionState) -> Result<()> {
     let gpu = client.on(index).map_err(device("be used"))?;
     let again = || {
         let handle = gpu.function(module, &row.name)?;
-        for (attribute, value) in &row.attributes {
-            gpu.set_function_attribute(handle, *attribute, *value)?;
-        }
-        if let Some(config) = row.cache {
-            gpu.set_function_cache(handle, config)?;
-        }
+        settings(row).all().try_for_each(|setting| setting.apply(&*gpu, handle))?;
         Ok(handle)
     };
     let handle = again().map_err(device(format!("find kernel {} again", row.name)))?;

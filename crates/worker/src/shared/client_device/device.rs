@@ -6,8 +6,9 @@ use std::sync::{Arc, PoisonError};
 use rekindle_cuda::{CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
-    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
-    Memory, MemorySet, Module, ModuleKind, NodeWork, PreparedCode, Result, Stream, View, ViewKind,
+    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, KernelSetting, KernelSettings, Launch,
+    LinkInput, LoadError, Loaded, Memory, MemorySet, Module, ModuleKind, NodeWork, Piece, PreparedCode,
+    Result, Stream, View, ViewKind, load_piece,
 };
 
 use super::{ClientDevice, NON_BLOCKING, create_on, lock};
@@ -128,7 +129,43 @@ impl Device for ClientDevice {
         // Launches of it may be in lanes.
         let _ = self.lanes.wait_for_all();
         self.kept().globals.remove(&module);
-        self.give(|owned| owned.modules.remove(&module), |device| device.module_unload(module))
+        let is_shared = self.owned().take_piece(module);
+        match is_shared {
+            true => self.give(|_| (), |device| self.pieces.give(device, module)),
+            false => self.give(|owned| owned.modules.remove(&module), |device| device.module_unload(module)),
+        }
+    }
+    fn piece_load(
+        &self,
+        kernel: &str,
+        piece: &Piece,
+        settings: &KernelSettings,
+    ) -> std::result::Result<(Module, Function), LoadError> {
+        if !piece.is_sharable {
+            return load_piece(self, kernel, piece, settings);
+        }
+        let open = self.open().map_err(|code| LoadError { code, log: String::new() })?;
+        let (module, function) = self.pieces.take(&*open, kernel, piece, settings)?;
+        self.owned().add_piece(module);
+        Ok((module, function))
+    }
+    fn piece_set(
+        &self,
+        loaded: (Module, Function),
+        setting: KernelSetting,
+    ) -> std::result::Result<(Module, Function), LoadError> {
+        let failed = |code| LoadError { code, log: String::new() };
+        if !self.owned().pieces.contains_key(&loaded.0) {
+            return setting.apply(self, loaded.1).map(|()| loaded).map_err(failed);
+        }
+        let open = self.open().map_err(failed)?;
+        // What was launched before has the settings of then.
+        self.lanes.wait_for_all().map_err(failed)?;
+        let (module, function) = self.pieces.set(&*open, loaded, setting)?;
+        if module != loaded.0 {
+            self.owned().add_piece(module);
+        }
+        Ok((module, function))
     }
     fn function(&self, module: Module, name: &str) -> Result<Function> {
         self.open()?.function(module, name)

@@ -25,6 +25,7 @@ use crate::shared::order::are_done;
 use crate::shared::overtake::Computes;
 use crate::shared::owned::Owned;
 use crate::shared::piece::RemainingCopy;
+use crate::shared::piece_cache::PieceCache;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -37,6 +38,7 @@ pub(crate) struct ClientDevice {
     lanes: Arc<Lanes>,
     owned: Arc<Mutex<Owned>>,
     computes: Arc<Computes>,
+    pieces: Arc<PieceCache>,
     /// Limits that the client has asked for.
     limits: Mutex<Vec<(u32, u64)>>,
     /// The client is about to end: no call begins any more.
@@ -83,6 +85,7 @@ impl ClientDevice {
     pub(crate) fn new(
         device: Arc<dyn Device>,
         link: Option<Arc<Link>>,
+        pieces: Arc<PieceCache>,
         health: Arc<Health>,
     ) -> Result<Arc<ClientDevice>> {
         let legacy = device.stream_create(NON_BLOCKING, 0)?;
@@ -93,6 +96,7 @@ impl ClientDevice {
             lanes: Lanes::new(device.clone(), link, legacy, order, computes.clone()),
             device,
             computes,
+            pieces,
             owned: Arc::new(Mutex::new(owned)),
             limits: Mutex::default(),
             closing: AtomicBool::new(false),
@@ -135,7 +139,7 @@ impl ClientDevice {
         for stream in streams {
             let _ = self.device.stream_synchronize(stream);
         }
-        self.owned().give_back(&*self.device, self.health.fault().is_some());
+        self.owned().give_back(&*self.device, &self.pieces, self.health.fault().is_some());
         // A descriptor would keep its memory.
         *self.kept() = ClientRecords::default();
         *lock(&self.next_portion) = None;
