@@ -58,6 +58,54 @@ for name, *arguments in (
 getattr(module, sys.argv[3])(1, 4, np.uint64(own), np.uint64(at))
 print(driver.cuCtxSynchronize()[0].name, flush=True)
 """
+# Says, as often as it is told to, how much dynamic shared memory its kernel may have, and whether it may be launched with more
+# than that is at first. With `more` it sets that before.
+SETTING = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from gpu import Module, call, download, driver, open_device, upload
+open_device()
+module = Module('extern "C" __global__ void add(int *at) { at[threadIdx.x] += 1; }')
+function = call("cuModuleGetFunction", module.module, b"add")
+MOST, MORE = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 100_000
+at = upload(np.zeros(32, np.int32))
+module.add(1, 1, np.uint64(int(at)))
+if sys.argv[3] == "more":
+    call("cuFuncSetAttribute", function, MOST, MORE)
+times = 0
+while True:
+    while not os.path.exists(f"{sys.argv[2]}-{times}"):
+        time.sleep(0.005)
+    address = np.array([int(at)], np.uint64)
+    pointers = np.array([address.ctypes.data], np.uint64)
+    code = driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, MORE, 0, pointers.ctypes.data, 0)[0]
+    print(times, call("cuFuncGetAttribute", MOST, function), code.name, download(at, 1, np.int32).item(), flush=True)
+    times += 1
+"""
+# Reserves addresses until there are none left, and says how many GB it had and what the last code was; after that it allocates and
+# computes as before. Then it gives them back and has as many again.
+FILLING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from gpu import Module, call, download, driver, open_device, upload
+open_device()
+module = Module('extern "C" __global__ void add(int *at) { at[threadIdx.x] += 1; }')
+GB = 1 << 30
+for _ in range(2):
+    had = []
+    while True:
+        code, at = driver.cuMemAddressReserve(32 * GB, 0, 0, 0)
+        if code.value:
+            break
+        had.append(int(at))
+    buffer = upload(np.full(32, 7, np.int32))
+    module.add(1, 1, np.uint64(int(buffer)))
+    print(len(had) * 32, code.name, download(buffer, 1, np.int32).item(), flush=True)
+    for at in had:
+        call("cuMemAddressFree", at, 32 * GB)
+"""
 RESTORES = 12
 SETTLED = 4
 
@@ -142,6 +190,46 @@ def test_programs_of_a_tenant_have_one_context_and_their_images_come_back_to_it(
     programs.restore("image-c2", "c", "--share", "us")
     assert programs.worker("c") == shared["pid"]
     programs.go_on(*workers)
+
+
+def test_what_a_program_sets_for_a_kernel_is_its_own_where_another_has_the_same(rekindle):
+    """One context has the code of both once."""
+    go = rekindle.root / "settings"
+    run = lambda name, what: rekindle(
+        "run", "-d", "--share", "us", "--name", name, "--gpu", rekindle.gpu, "--", sys.executable, "-c", SETTING, FEATURES, go, what
+    )
+    for name, what in {"before": "as it is", "more": "more", "again": "more", "after": "as it is"}.items():
+        run(name, what)
+    Path(f"{go}-0").touch()
+    set_so = "100000 CUDA_SUCCESS"
+    for name in ("before", "after"):
+        assert rekindle.wait_lines(name, 1)[0] == "0 49152 CUDA_ERROR_INVALID_VALUE 1", name
+    for name in ("more", "again"):
+        assert rekindle.wait_lines(name, 1)[0] == f"0 {set_so} 2", name
+    assert len({rekindle.sandbox(name)["workers"][0] for name in ("before", "more", "again", "after")}) == 1
+    # So are they after a restore, in the same context and in another.
+    for name, place in {"more": ("--share", "us"), "before": ("--share", "them")}.items():
+        rekindle("checkpoint", name, "--to", name, "--stop")
+        rekindle("restore", "-d", name, "--name", name, "--gpu", rekindle.gpu, *place)
+    Path(f"{go}-1").touch()
+    ends = {
+        "more": f"1 {set_so} 3",
+        "again": f"1 {set_so} 3",
+        "before": "1 49152 CUDA_ERROR_INVALID_VALUE 1",
+        "after": "1 49152 CUDA_ERROR_INVALID_VALUE 1",
+    }
+    for name, end in ends.items():
+        rekindle.wait(lambda name=name, end=end: end in rekindle.lines(name) or not rekindle.sandbox(name)["pid"], name)
+        assert rekindle.lines(name)[-1] == end, name
+
+
+def test_a_program_whose_slice_of_addresses_is_full_is_told_so_and_goes_on(rekindle, programs):
+    programs.start("beside")
+    filling = rekindle("run", "--share", "us", "--gpu", rekindle.gpu, "--", sys.executable, "-c", FILLING, FEATURES).splitlines()
+    first, again = (line.split() for line in filling)
+    assert first == again and first[1:] == ["CUDA_ERROR_OUT_OF_MEMORY", "8"]
+    assert 256 <= int(first[0]) <= 512
+    programs.go_on("beside")
 
 
 def test_the_end_of_one_is_not_that_of_the_others_and_leaves_nothing(rekindle, programs):

@@ -177,11 +177,16 @@ def cpu_written(image):
     return sum(part["stored"] for part in image["parts"] if part["kind"].startswith("cpu") and not part.get("from"))
 
 
-def measure(binaries, memory, work, note):
-    """`note(name, rekindle, function)` keeps each row."""
+def measure(binaries, memory, work, note, only):
+    """`note(name, rekindle, function)` keeps each row; `only` are names of rows."""
     for way, environment in WAYS.items():
-        with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"cut-{way.replace(' ', '-')}", **environment) as rekindle:
-            note(f"training, {way}", rekindle, lambda: training(rekindle, way, work))
-            note(f"service, {way}", rekindle, lambda: service(rekindle, way, work))
-    with Rekindle(gpu="nvidia", binaries=binaries, state=memory / "cut-driver") as rekindle:
-        note("training, driver", rekindle, lambda: training_by_driver(memory, work))
+        rows = {f"{what.__name__}, {way}": what for what in (training, service)}
+        rows = {name: what for name, what in rows.items() if name in (only or rows)}
+        if rows:
+            with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"cut-{way.replace(' ', '-')}", **environment) as rekindle:
+                for name, what in rows.items():
+                    note(name, rekindle, lambda: what(rekindle, way, work))
+    name = "training, driver"
+    if name in (only or [name]):
+        with Rekindle(gpu="nvidia", binaries=binaries, state=memory / "cut-driver") as rekindle:
+            note(name, rekindle, lambda: training_by_driver(memory, work))

@@ -11,18 +11,19 @@ def figures(results):
     if "room" not in results:
         return []
     lines = ["| what | written ahead | program stands still |", "| --- | --- | --- |"]
-    service, training = ([results["room"][f"{what}, {way}"] for way in WAYS] for what in ("service", "training"))
+    large, service, training = ([results["room"][f"{what}, {way}"] for way in WAYS] for what in ("large service", "service", "training"))
 
     def line(what, rows, value):
         lines.append(f"| {what} | {' | '.join(value(row) for row in rows)} |")
 
     stop = lambda row: spread([value * 1e3 for value in row["stopped_s"]], 0)
-    line("service, stop for one image, ms", service, stop)
-    line("service, longest answer while it is imaged beyond the usual one, ms", service, lambda row: f"{beyond(row) * 1e3:.0f}")
-    line("service, until the image is there, ms", service, until)
-    line("service, looked at ahead, GB", service, lambda row: bytes_of(row, "ahead_bytes"))
-    line("service, new in the stop, GB", service, lambda row: bytes_of(row, "new_bytes"))
-    line("service, written in the stop, GB", service, lambda row: bytes_of(row, "still_bytes"))
+    for what, rows in {"large service": large, "service": service}.items():
+        line(f"{what}, stop for one image, ms", rows, stop)
+        line(f"{what}, longest answer while it is imaged beyond the usual one, ms", rows, lambda row: f"{beyond(row) * 1e3:.0f}")
+        line(f"{what}, until the image is there, ms", rows, until)
+        line(f"{what}, looked at ahead, GB", rows, lambda row: bytes_of(row, "ahead_bytes"))
+        line(f"{what}, new in the stop, GB", rows, lambda row: bytes_of(row, "new_bytes"))
+        line(f"{what}, written in the stop, GB", rows, lambda row: bytes_of(row, "still_bytes"))
     line("training, stop for one image, ms", training, stop)
     line("training, time that steps lose to one image, ms", training, lambda row: spread([value * 1e3 for value in row["lost_s"]], 0))
     line("training, looked at ahead, GB", training, lambda row: bytes_of(row, "ahead_bytes"))
