@@ -67,7 +67,7 @@ import numpy as np
 from gpu import Module, call, download, driver, open_device, upload
 open_device()
 module = Module('extern "C" __global__ void add(int *at) { at[threadIdx.x] += 1; }')
-function = call("cuModuleGetFunction", module.module, b"add")
+function = module.function("add")
 MOST, MORE = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 100_000
 at = upload(np.zeros(32, np.int32))
 module.add(1, 1, np.uint64(int(at)))
