@@ -6,7 +6,24 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    #[error("the sandbox {name:?} is {state} just now; try again when that is done")]
+    Sandbox { name: String, state: String },
+
+    #[error("process {pid} is being checkpointed just now; try again when that is done")]
+    Process { pid: i32 },
+
+    #[error(
+        "an image named {name:?} is being made just now; choose another name, or try again when that is done"
+    )]
+    Image { name: String },
+
+    #[error("the service {name:?} is being changed by another command; try again when that is done")]
+    Service { name: String },
+}
 
 pub struct Claims<T>(Mutex<HashSet<T>>);
 
@@ -24,24 +41,25 @@ impl<T> Default for Claims<T> {
 
 impl Claims<i32> {
     pub fn take(&self, pids: impl IntoIterator<Item = i32>) -> Result<Claim<'_, i32>> {
-        self.take_all(pids).map_err(|pid| Error::PidOccupied { pid })
+        self.take_all(pids).map_err(|pid| ClaimError::Process { pid }.into())
     }
 }
 
 impl Claims<String> {
     pub fn take(&self, name: &str) -> Result<Claim<'_, String>> {
-        self.take_all([name.to_string()]).map_err(|name| Error::ImageOccupied { name })
+        self.take_all([name.to_string()]).map_err(|name| ClaimError::Image { name }.into())
     }
 
     /// A sandbox by its id.
     pub fn take_sandbox(&self, id: &str, name: &str) -> Result<Claim<'_, String>> {
-        let occupied = || Error::Occupied { name: name.to_string(), state: "migrating".to_string() };
+        let occupied =
+            || ClaimError::Sandbox { name: name.to_string(), state: "migrating".to_string() }.into();
         self.take_all([id.to_string()]).map_err(|_| occupied())
     }
 
     /// The name of a service.
     pub fn take_service(&self, name: &str) -> Result<Claim<'_, String>> {
-        self.take_all([name.to_string()]).map_err(|name| Error::ServiceOccupied { name })
+        self.take_all([name.to_string()]).map_err(|name| ClaimError::Service { name }.into())
     }
 }
 
@@ -68,12 +86,13 @@ impl<T: Eq + Hash> Drop for Claim<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn a_process_is_taken_once_at_a_time() {
         let claims = Claims::<i32>::default();
         let first = claims.take([7, 8]).unwrap();
-        assert!(matches!(claims.take([6, 8]), Err(Error::PidOccupied { pid: 8 })));
+        assert!(matches!(claims.take([6, 8]), Err(Error::Claims(ClaimError::Process { pid: 8 }))));
         drop(first);
         assert!(claims.take([6, 8]).is_ok());
     }
@@ -82,7 +101,7 @@ mod tests {
     fn a_name_is_for_one_image_at_a_time() {
         let claims = Claims::<String>::default();
         let first = claims.take("x").unwrap();
-        assert!(matches!(claims.take("x"), Err(Error::ImageOccupied { name }) if name == "x"));
+        assert!(matches!(claims.take("x"), Err(Error::Claims(ClaimError::Image { name })) if name == "x"));
         assert!(claims.take("y").is_ok());
         drop(first);
         assert!(claims.take("x").is_ok());

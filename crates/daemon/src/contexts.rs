@@ -17,9 +17,9 @@ use rekindle_device::Slice;
 use rekindle_protocol::daemon::SharedContexts as Shown;
 use rekindle_protocol::worker::{Portion, ShareMemory, Sharing, ask};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::paths::{Paths, private_directory};
-use crate::workers::{Address, OnEnd, OnLoss, Purpose, Start, Worker};
+use crate::workers::{Address, OnEnd, OnLoss, Purpose, Start, Worker, WorkerError};
 
 /// How long a process may take to say who shares its contexts. It may still be making them.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -83,7 +83,7 @@ impl Contexts {
             Shared { tenant: share.tenant.clone(), gpu: gpu.to_string(), process: self.start(gpu, share)? };
         let Some(slice) = shared.admit(&address, share)? else {
             let (action, reason) = (ADMISSION, "its new context has failed already".to_string());
-            return Err(Error::Worker { action, reason });
+            return Err(WorkerError::Failed { action, reason }.into());
         };
         let worker = shared.worker((address, slice), on());
         all.push(shared);

@@ -4,7 +4,8 @@
 //! each worker's end. Everything that must outlive the daemon belongs to another process (init, worker) or lies on
 //! disk (record, store), so that it may be killed at any moment; [`Daemon::open`] says what the next one does.
 //!
-//! Each folder uses those above it in this table, or in its own row, and no other (`scripts/layers` checks that):
+//! Each folder uses those above it in this table, or in its own row, and no other; only `error` names what each folder's own
+//! errors are, to wrap them (`scripts/layers` checks that):
 //!
 //! | what | folder |
 //! | --- | --- |

@@ -17,6 +17,7 @@ use rekindle_protocol::daemon::{Run, State};
 use rekindle_store::Error as StoreError;
 
 use crate::checkpoint::{self, CheckpointRequest};
+use crate::claims::ClaimError;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::events;
@@ -24,10 +25,10 @@ use crate::lifecycle::images;
 use crate::lifecycle::run::{self, RunRequest};
 use crate::reply::Reply;
 use crate::restore::{self, load_order};
-use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::{End, Next, Recovery, unix_ms};
 use crate::sandboxes::steps::Steps;
+use crate::sandboxes::{Sandbox, SandboxError};
 use crate::tally;
 
 /// How often it is looked how many steps a program has done.
@@ -88,7 +89,11 @@ fn attend(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
 fn take_or_tell(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
     match take(daemon, sandbox) {
         // One that has ended, or on which somebody else works just now.
-        Ok(()) | Err(Error::EndedMeanwhile { .. } | Error::NotRunning { .. } | Error::Occupied { .. }) => {}
+        Ok(())
+        | Err(
+            Error::Sandboxes(SandboxError::EndedMeanwhile { .. } | SandboxError::NotRunning { .. })
+            | Error::Claims(ClaimError::Sandbox { .. }),
+        ) => {}
         Err(error) => sandbox.report_problem(format!("the image that was due was not taken: {error}")),
     }
     settle(daemon, sandbox);

@@ -14,8 +14,8 @@ use super::index::{Priority, Slot};
 use super::memory::Memory;
 use super::shared;
 use super::{CacheLease, Caches, lock};
-use crate::error::{Error, Result};
-use crate::workers::Worker;
+use crate::error::Result;
+use crate::workers::{Worker, WorkerError};
 
 /// So many chunks are loaded at once; whoever wants this to stop waits for no more.
 const STEP: usize = 64;
@@ -148,7 +148,7 @@ impl Filler<'_> {
         });
         if !fits {
             let reason = "what is in use or matters more leaves no more of its limit".to_string();
-            return Err(Error::Worker { action: "make memory for a cache", reason });
+            return Err(WorkerError::Failed { action: "make memory for a cache", reason }.into());
         }
         let memory = Arc::new(self.make_memory(bytes)?);
         self.with_cache(|cache| cache.memories.insert(place, memory.clone()));
@@ -161,13 +161,13 @@ impl Filler<'_> {
         let free = worker.status()?.free_bytes.first().copied().unwrap_or_default();
         if free < bytes + self.image.manifest().sizes.gpu {
             let reason = format!("{} MB are free on its GPU, which programs need", free >> 20);
-            return Err(Error::Worker { action, reason });
+            return Err(WorkerError::Failed { action, reason }.into());
         }
         let memory = CacheMemory { number: self.caches.next_number(), bytes, device: Some(0) };
         let ((), descriptors) = worker.ask_whole(action, ask::MakeCacheMemory { memory }, &[], None)?;
         let reason = || "it sent no descriptor".to_string();
         let descriptor =
-            descriptors.into_iter().next().ok_or_else(|| Error::Worker { action, reason: reason() })?;
+            descriptors.into_iter().next().ok_or_else(|| WorkerError::Failed { action, reason: reason() })?;
         Ok(Memory::of_gpu(memory, descriptor))
     }
 }

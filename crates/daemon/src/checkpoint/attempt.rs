@@ -18,9 +18,11 @@ use rekindle_sandbox::pages::{Layout, PreCopy, Served};
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT, connected};
 use rekindle_store::Draft;
 
+use crate::checkpoint::CheckpointError;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::images::ImageError;
 use crate::images::cpu_pages::Pages;
 use crate::images::driver_half;
 use crate::images::earlier_pages::EarlierPages;
@@ -30,7 +32,7 @@ use crate::sandboxes::Sandbox;
 use crate::sandboxes::last_image::{LastImage, Links, patience};
 use crate::sandboxes::standstill::Standstill;
 use crate::timeline::{CPU, GPU, PAGES, Timeline};
-use crate::workers::{Worker, gpu_half};
+use crate::workers::{Worker, WorkerError, gpu_half};
 
 use super::gather::Done;
 use super::scratch::Scratch;
@@ -165,7 +167,7 @@ impl<'a> Attempt<'a> {
     pub(super) fn caused_by_worker(&self, error: Error) -> std::result::Result<Error, Error> {
         let failure = || self.workers().iter().find_map(|worker| worker.failure("save the GPU half"));
         match error {
-            Error::WorkerEnded { .. } if failure().is_some() => Ok(error),
+            Error::Workers(WorkerError::Ended { .. }) if failure().is_some() => Ok(error),
             error if error.may_come_of_an_end() => failure().ok_or(error),
             error => Err(error),
         }
@@ -312,16 +314,21 @@ impl<'a> Attempt<'a> {
         let Subject { id, name, cpu, .. } = &self.subject;
         let hold = driver_half::hold(&self.daemon.driver, id, cpu, self.request.gpu_wait, self.timeline)?;
         if hold.is_none() && self.amd.is_empty() && self.needs_gpu {
-            return Err(Error::NoGpuProcess { name: name.clone() });
+            return Err(CheckpointError::NoGpuProcess { name: name.clone() }.into());
         }
         Ok(hold)
     }
 
     pub(super) fn client_pid(&self, client: &Quiesced) -> Result<i32> {
         let inside = client.process as i32;
-        self.subject.cpu.host_pid(inside).ok_or_else(|| Error::Worker {
-            action: "find the program's process",
-            reason: format!("the client says that it is process {inside}, and there is none in the sandbox"),
+        self.subject.cpu.host_pid(inside).ok_or_else(|| {
+            WorkerError::Failed {
+                action: "find the program's process",
+                reason: format!(
+                    "the client says that it is process {inside}, and there is none in the sandbox"
+                ),
+            }
+            .into()
         })
     }
 
@@ -336,7 +343,7 @@ impl<'a> Attempt<'a> {
     ) -> Result<()> {
         let paths = {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
-            let draft = draft.as_ref().ok_or(Error::NoDraft)?;
+            let draft = draft.as_ref().ok_or(ImageError::NoDraft)?;
             quiesced.standing.map_or_else(Vec::new, |standing| standing.paths(draft))
         };
         self.reply.progress("dump", 0, 0);

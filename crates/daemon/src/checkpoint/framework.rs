@@ -7,8 +7,8 @@ use rekindle_sandbox::RUN_PATH;
 
 use crate::checkpoint::{self, CheckpointRequest};
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
-use crate::frameworks::{DIRECTORY, is_ready, python};
+use crate::error::Result;
+use crate::frameworks::{DIRECTORY, FrameworkError, is_ready, python};
 use crate::lifecycle::run::{self, RunRequest};
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
@@ -48,7 +48,7 @@ pub fn make(daemon: &Daemon, request: Framework, reply: &Reply<'_>) -> Result<Re
 
 fn wait_ready(sandbox: &Sandbox, limit: Duration, reply: &Reply<'_>) -> Result<()> {
     let began = Instant::now();
-    let refused = |reason: String| Error::NotReady { name: sandbox.name(), reason };
+    let refused = |reason: String| FrameworkError::NotReady { name: sandbox.name(), reason }.into();
     while !is_ready(&sandbox.run_directory) {
         if let Some(record) = sandbox.wait_end(Some(EVERY)) {
             let code = record.exit_code.map(|code| format!(" with code {code}")).unwrap_or_default();

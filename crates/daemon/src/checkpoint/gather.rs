@@ -14,6 +14,7 @@ use rekindle_store::{Draft, Image, Part};
 
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::images::ImageError;
 use crate::images::cpu_images;
 use crate::images::cpu_pages;
 use crate::images::driver_half::DriverHalf;
@@ -24,7 +25,7 @@ use crate::restore::proof;
 use crate::sandboxes::members;
 use crate::sandboxes::standstill::{self, Standstill};
 use crate::timeline::{CPU, GPU};
-use crate::workers::{Worker, gpu_half};
+use crate::workers::{Worker, WorkerError, gpu_half};
 
 use super::attempt::{Attempt, QuiescedGpu, Subject};
 
@@ -79,7 +80,7 @@ impl Attempt<'_> {
         let drain = |worker: &Arc<Worker>| gpu_half::drain(worker, *saved_us, self.timeline);
         let parts = gpu_half::each(self.workers(), drain)?.concat();
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
-        draft.as_ref().ok_or(Error::NoDraft)?.adopt(parts).map_err(Error::from)
+        draft.as_ref().ok_or(ImageError::NoDraft)?.adopt(parts).map_err(Error::from)
     }
 
     /// The program stands still with its CPU half written: takes all that can only be had now.
@@ -94,7 +95,7 @@ impl Attempt<'_> {
     ) -> Result<()> {
         self.step("frozen")?;
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
-        let draft = draft.as_ref().ok_or(Error::NoDraft)?;
+        let draft = draft.as_ref().ok_or(ImageError::NoDraft)?;
         let parts = self.timeline.lane(CPU).wait("wait for the GPU half", &[GPU], || join(save))?;
         draft.adopt(parts)?;
         self.step("saved")?;
@@ -108,14 +109,14 @@ impl Attempt<'_> {
     /// Puts the CPU half into the draft.
     pub(super) fn take_cpu(&self, draft: &Mutex<Option<Draft>>, images: &Path) -> Result<()> {
         let slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
-        let draft = slot.as_ref().ok_or(Error::NoDraft)?;
+        let draft = slot.as_ref().ok_or(ImageError::NoDraft)?;
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         match (self.subject.mode, &*served) {
             // There is no client, by which alone it is safe to map all that can be.
             (Mode::Driver, Some(served)) => {
                 self.timeline.time("cpu files", || cpu_pages::take(draft, images, served))
             }
-            (Mode::Driver, None) => Err(Error::Pages { what: "they did not come".to_string() }),
+            (Mode::Driver, None) => Err(ImageError::Pages { what: "they did not come".to_string() }.into()),
             (Mode::Sandbox, served) => {
                 let based = served.as_ref().map(|served| &served.based);
                 self.timeline.time("cpu pages", || self.convert(draft, images, based))?;
@@ -230,10 +231,11 @@ fn join(save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>) -> Result<Vec<Par
     match save {
         None => Ok(Vec::new()),
         Some(thread) => thread.join().unwrap_or_else(|_| {
-            Err(Error::Worker {
+            Err(WorkerError::Failed {
                 action: "save the GPU half",
                 reason: "the thread that asked panicked".into(),
-            })
+            }
+            .into())
         }),
     }
 }

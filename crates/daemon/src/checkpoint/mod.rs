@@ -11,6 +11,7 @@
 //! image is there. Whatever fails: the draft goes, CRIU lets go of the program, the worker lets the client go on.
 
 mod attempt;
+mod error;
 pub mod framework;
 mod gather;
 mod pre_copy;
@@ -27,7 +28,7 @@ use rekindle_sandbox::{Cpu, Frozen, Sandbox as CpuHalf, Tree};
 
 use crate::caches::Priority;
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::client_library;
 use crate::host::process;
 use crate::images::driver_half;
@@ -43,6 +44,7 @@ use crate::timeline::{CPU, Timeline};
 
 use attempt::{Attempt, Gpu, Subject};
 
+pub use error::CheckpointError;
 pub use gather::Done;
 pub use scratch::Scratch;
 
@@ -214,15 +216,15 @@ pub fn checkpoint_pid(
 ) -> Result<Report> {
     let timeline = Timeline::begin();
     if mode == Some(Mode::Sandbox) {
-        return Err(Error::NotSandboxed { pid });
+        return Err(CheckpointError::NotSandboxed { pid }.into());
     }
     if let Some(sandbox) = daemon.sandboxes.all().into_iter().find(|sandbox| sandbox.has(pid)) {
-        return Err(Error::InSandbox { pid, name: sandbox.name() });
+        return Err(CheckpointError::InSandbox { pid, name: sandbox.name() }.into());
     }
     // Before it is looked at: one that is being checkpointed has a tracer.
     let pids = process_tree(pid);
     if reply.asker().is_some_and(|asker| pids.contains(&asker)) {
-        return Err(Error::OfTheAsker { pid });
+        return Err(CheckpointError::OfTheAsker { pid }.into());
     }
     let _claim = daemon.claims.take(pids.iter().copied())?;
     let members = Members::living("checkpointed", pids);
@@ -272,7 +274,7 @@ pub fn checkpoint_pid(
         }
         if tree.is_ending() {
             log::info!("{error}");
-            return Error::ProcessEnded { pid };
+            return CheckpointError::ProcessEnded { pid }.into();
         }
         members.explain(error)
     })?;

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use super::archive;
 use super::engine::{Container, Engine, Exported, one_line, run};
-use crate::error::{Error, Result};
+use crate::containers::ContainerError;
+use crate::error::Result;
 use crate::host::process::is_alive;
 use crate::images::metadata::ContainerMetadata;
 
@@ -72,7 +73,7 @@ impl Containerd {
     fn check(&self, action: &'static str) -> Result<()> {
         let address = std::env::var(ADDRESS_VARIABLE).unwrap_or_else(|_| ADDRESS.to_string());
         let reason = |error| format!("it does not answer at {address} ({error})");
-        let failed = |reason| Error::Engine { engine: Containerd::NAME, action, reason };
+        let failed = |reason| ContainerError::Engine { engine: Containerd::NAME, action, reason }.into();
         UnixStream::connect(&address).map(drop).map_err(|error| failed(reason(error)))
     }
 
@@ -145,13 +146,13 @@ impl Containerd {
                 if !leave_running {
                     self.go_on(container)?;
                 }
-                return Err(Error::Engine {
+                return Err(ContainerError::Engine {
                     engine: Containerd::NAME,
                     action: CHECKPOINT,
                     reason: format!(
                         "what it has exported has no {lack}, as happens where it has an equal part of another checkpoint; remove that (`ctr images ls`)"
                     ),
-                });
+                }.into());
             }
         }
         Ok(Exported { devices: Vec::new(), mounts: container.mounts.clone(), reference: Some(reference) })
@@ -230,7 +231,7 @@ impl Engine for Containerd {
             }
             let text = self.run(action, Some(&namespace), &["containers", "info", name])?;
             let (pid, status) = self.task(&namespace, name)?;
-            let described: Value = serde_json::from_str(&text).map_err(|error| Error::Engine {
+            let described: Value = serde_json::from_str(&text).map_err(|error| ContainerError::Engine {
                 engine: Containerd::NAME,
                 action,
                 reason: format!("it describes {name} in a way that is not understood: {error}"),

@@ -12,6 +12,7 @@ use rekindle_sandbox::{Exit, RUN_PATH};
 use serde_json::{Value, json};
 
 use super::cdi;
+use crate::containers::ContainerError;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::client_library::{self, Build};
@@ -47,11 +48,11 @@ pub fn make(daemon: &Daemon, name: &str, gpu: Option<&str>) -> Result<Value> {
 
 fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Sandbox>> {
     if !gpu.starts_with("emulated") {
-        return Err(Error::RealContainerGpu { gpu: gpu.to_string() });
+        return Err(ContainerError::RealGpu { gpu: gpu.to_string() }.into());
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {
-        return Err(Error::BadDeviceName { shown: name.chars().take(40).collect() });
+        return Err(ContainerError::BadDeviceName { shown: name.chars().take(40).collect() }.into());
     }
     let sandbox = daemon.sandboxes.add(Some(name), "", |at| {
         let record = Record {

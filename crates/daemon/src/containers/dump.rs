@@ -26,6 +26,7 @@ use rekindle_store::Draft;
 use super::engine::{Container, Exported};
 use super::podman::Podman;
 use crate::checkpoint::Scratch;
+use crate::containers::ContainerError;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::paths::private_directory;
@@ -116,7 +117,7 @@ impl Dump<'_> {
         let taken = taken.into_inner().unwrap_or_else(PoisonError::into_inner);
         let cause = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
         let exported = exported.map_err(|error| cause.unwrap_or(error))?;
-        let (memory, stopped) = taken.ok_or_else(|| Error::Engine {
+        let (memory, stopped) = taken.ok_or_else(|| ContainerError::Engine {
             engine: Podman::NAME,
             action: "checkpoint the container",
             reason: "its runtime did not start the CRIU that it was given".to_string(),
@@ -160,13 +161,14 @@ impl Dump<'_> {
             // Pages of a CRIU that has ended in the middle do not come any more.
             let _ = shutdown(criu_end.as_raw_fd(), Shutdown::Both);
             led.map_err(|source| match source.kind() {
-                ErrorKind::BrokenPipe => Error::Engine {
+                ErrorKind::BrokenPipe => ContainerError::Engine {
                     engine: Podman::NAME,
                     action: "checkpoint the container",
                     reason:
                         "the relay before CRIU ended meanwhile; no image was taken, and the container goes on"
                             .into(),
-                },
+                }
+                .into(),
                 _ => Error::system("speak to the relay before CRIU", source),
             })
         })?;

@@ -7,7 +7,8 @@ use rekindle_sandbox::Criu;
 
 use super::containerd::Containerd;
 use super::podman::Podman;
-use crate::error::{Error, Result};
+use crate::containers::ContainerError;
+use crate::error::Result;
 use crate::images::metadata::ContainerMetadata;
 
 /// A container as its engine describes it.
@@ -63,7 +64,10 @@ fn here(criu: &Criu, wanted: Option<&str>) -> Result<Vec<Box<dyn Engine>>> {
     let installed = known.filter(|(_, program)| is_installed(program));
     let found: Vec<_> = installed.filter_map(|(name, _)| named(criu, name)).collect();
     match found.is_empty() {
-        true => Err(Error::NoEngine { wanted: wanted.unwrap_or("podman or containerd").to_string() }),
+        true => {
+            Err(ContainerError::NoEngine { wanted: wanted.unwrap_or("podman or containerd").to_string() }
+                .into())
+        }
         false => Ok(found),
     }
 }
@@ -85,14 +89,14 @@ pub fn find(criu: &Criu, name: &str, wanted: Option<&str>) -> Result<(Box<dyn En
             Err(error) => asked.push(format!("({error})")),
         }
     }
-    let unknown = || Error::UnknownContainer { name: name.to_string(), asked: asked.join(", ") };
+    let unknown = || ContainerError::Unknown { name: name.to_string(), asked: asked.join(", ") };
     if found.len() > 1 {
         let place = |(engine, container): &(&str, Container)| match &container.namespace {
             Some(namespace) => format!("{engine} in its namespace {namespace}"),
             None => engine.to_string(),
         };
         let places = found.iter().map(place).collect::<Vec<_>>().join(", ");
-        return Err(Error::SeveralContainers { name: name.to_string(), places });
+        return Err(ContainerError::Several { name: name.to_string(), places }.into());
     }
     let (engine, container) = found.pop().ok_or_else(unknown)?;
     Ok((named(criu, engine).ok_or_else(unknown)?, container))
@@ -102,7 +106,7 @@ pub fn find(criu: &Criu, name: &str, wanted: Option<&str>) -> Result<(Box<dyn En
 pub fn running(engine: &dyn Engine, namespace: Option<&str>, name: &str) -> Result<Container> {
     let found = engine.find(name)?.into_iter();
     let mut found = found.filter(|container| container.namespace.as_deref() == namespace);
-    let unknown = || Error::UnknownContainer { name: name.to_string(), asked: engine.name().to_string() };
+    let unknown = || ContainerError::Unknown { name: name.to_string(), asked: engine.name().to_string() };
     found.next().ok_or_else(unknown)?.running()
 }
 
@@ -111,7 +115,7 @@ impl Container {
         if self.status == "running" && self.pid > 0 {
             return Ok(self);
         }
-        Err(Error::ContainerNotRunning { name: self.name, found: self.status })
+        Err(ContainerError::NotRunning { name: self.name, found: self.status }.into())
     }
 }
 
@@ -122,7 +126,7 @@ pub fn run(
     command: &mut Command,
     explain: impl FnOnce(&str) -> String,
 ) -> Result<String> {
-    let failed = |reason: String| Error::Engine { engine, action, reason };
+    let failed = |reason: String| ContainerError::Engine { engine, action, reason }.into();
     let output: Output = command
         .current_dir("/")
         .stdin(Stdio::null())

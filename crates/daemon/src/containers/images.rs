@@ -20,8 +20,10 @@ use super::dump::relay;
 use super::engine::Engine;
 use super::podman::{Manner, Podman};
 use crate::checkpoint::Scratch;
+use crate::containers::ContainerError;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::images::ImageError;
 use crate::images::cpu_images;
 use crate::images::metadata::ContainerMetadata;
 use crate::images::verify::cpu_half;
@@ -44,7 +46,8 @@ impl<'a> DetachedImages<'a> {
         if !of.memory_beside {
             return Ok(None);
         }
-        let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+        let refused =
+            |reason: String| ImageError::CannotRestore { image: image.manifest().name.clone(), reason };
         cpu_half::check(image, threads())?;
         let directory = cpu_images::check(image, threads())?;
         let names = pages::named(&directory).map_err(refused)?;
@@ -176,8 +179,9 @@ impl Import<'_> {
     fn populate(&self, relay: i32) -> Result<()> {
         let Some(beside) = self.beside else { return Ok(()) };
         let start_us = self.timeline.elapsed_us();
-        let written = pages::populate(&beside.directory, &pids(relay))
-            .map_err(|reason| Error::CannotRestore { image: self.image.manifest().name.clone(), reason })?;
+        let written = pages::populate(&beside.directory, &pids(relay)).map_err(|reason| {
+            ImageError::CannotRestore { image: self.image.manifest().name.clone(), reason }
+        })?;
         let took_us = self.timeline.elapsed_us() - start_us;
         self.timeline.lane(CPU).note("populate", start_us, took_us, written);
         Ok(())
@@ -195,10 +199,13 @@ fn pids(relay: i32) -> BTreeMap<i32, i32> {
 
 /// Our pid of the process that a container knows as `inside`, which descends from its relay.
 pub fn find(relay: i32, inside: i32) -> Result<i32> {
-    pids(relay).get(&inside).copied().ok_or_else(|| Error::Engine {
-        engine: Podman::NAME,
-        action: "restore the container",
-        reason: format!("CRIU has brought no process {inside} of it back"),
+    pids(relay).get(&inside).copied().ok_or_else(|| {
+        ContainerError::Engine {
+            engine: Podman::NAME,
+            action: "restore the container",
+            reason: format!("CRIU has brought no process {inside} of it back"),
+        }
+        .into()
     })
 }
 

@@ -16,6 +16,7 @@ mod containerd;
 pub mod device;
 mod dump;
 mod engine;
+mod error;
 mod images;
 mod podman;
 pub mod proof;
@@ -32,11 +33,13 @@ use rekindle_store::{Image, PartKind};
 
 use crate::checkpoint::CheckpointRequest;
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::images::ImageError;
 use crate::images::driver_half::{self, DriverHalf};
 use crate::images::metadata::{ContainerMetadata, ImageMetadata};
 use crate::images::preflight;
 use crate::reply::Reply;
+use crate::sandboxes::SandboxError;
 use crate::sandboxes::members::Members;
 use crate::sandboxes::names;
 use crate::timeline::{CPU, GPU, Timeline};
@@ -46,6 +49,8 @@ use containerd::Containerd;
 use engine::{Container, Engine, Exported};
 use images::{DetachedImages, Import};
 use podman::{Manner, Podman};
+
+pub use error::ContainerError;
 
 /// The part's name.
 const ARCHIVE: &str = "archive.tar";
@@ -85,7 +90,7 @@ pub fn checkpoint(
     taken.map_err(|error| match error.may_come_of_an_end() && is_ending(container.pid, &members) {
         true => {
             log::info!("{error}");
-            Error::EndedMeanwhile { name: container.name, wanted: "checkpointed" }
+            SandboxError::EndedMeanwhile { name: container.name, wanted: "checkpointed" }.into()
         }
         false => members.explain(error),
     })
@@ -105,7 +110,11 @@ fn take(
 ) -> Result<Report> {
     if let Some(sandbox) = device::of(daemon, container.pid) {
         if engine.name() != Podman::NAME {
-            return Err(Error::ForeignDevice { name: container.name.clone(), device: sandbox.name() });
+            return Err(ContainerError::ForeignDevice {
+                name: container.name.clone(),
+                device: sandbox.name(),
+            }
+            .into());
         }
         return worker_half::checkpoint(daemon, &sandbox, container, request, reply);
     }
@@ -128,10 +137,13 @@ fn bring_back(
     let Some(half) = half else { return Ok(()) };
     let pids = pid_map(engine::running(engine, of.namespace.as_deref(), &of.name)?.pid);
     let host = |pid: &i32| {
-        pids.get(pid).copied().ok_or_else(|| Error::Engine {
-            engine: engine.name(),
-            action: "restore the container",
-            reason: format!("process {pid} of it did not come back"),
+        pids.get(pid).copied().ok_or_else(|| {
+            ContainerError::Engine {
+                engine: engine.name(),
+                action: "restore the container",
+                reason: format!("process {pid} of it did not come back"),
+            }
+            .into()
         })
     };
     let host = half.pids.iter().map(host).collect::<Result<Vec<_>>>()?;
@@ -189,10 +201,11 @@ pub fn restore(
         || !request.limits.is_none()
         || !request.volumes.is_empty()
     {
-        return Err(Error::NotOfContainers);
+        return Err(ContainerError::NotOfContainers.into());
     }
     let timeline = Timeline::begin();
-    let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+    let refused =
+        |reason: String| ImageError::CannotRestore { image: image.manifest().name.clone(), reason }.into();
     let engine = engine::named(daemon.criu()?, &of.engine).filter(|_| is_word(&of.runtime));
     let engine = engine.ok_or_else(|| {
         let (engine, runtime) = (&of.engine, &of.runtime);
@@ -211,7 +224,7 @@ pub fn restore(
     let pairs = driver_half::check(&daemon.driver, || daemon.criu(), image, metadata, request.gpu_map)?;
     archive_of(image)?;
     if engine.find(name)?.iter().any(|found| found.namespace == of.namespace) {
-        return Err(Error::ContainerExists { name: name.to_string() });
+        return Err(ContainerError::Exists { name: name.to_string() }.into());
     }
     fault::point("restore-checked")?;
     let new = daemon.paths.new_id()?;
@@ -277,9 +290,12 @@ fn mapped(pid: i32) -> String {
 /// The archive of an image's container.
 fn archive_of(image: &Image) -> Result<PathBuf> {
     let part = image.part(kind(), ARCHIVE).and_then(|part| image.file_path(part));
-    part.ok_or_else(|| Error::CannotRestore {
-        image: image.manifest().name.clone(),
-        reason: format!("its part {ARCHIVE}, all of the container but its memory, is missing"),
+    part.ok_or_else(|| {
+        ImageError::CannotRestore {
+            image: image.manifest().name.clone(),
+            reason: format!("its part {ARCHIVE}, all of the container but its memory, is missing"),
+        }
+        .into()
     })
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::archive;
 use super::engine::{Container, Engine, Exported, one_line, run, search_path};
+use crate::containers::ContainerError;
 use crate::error::{Error, Result};
 use crate::images::metadata::ContainerMetadata;
 
@@ -179,7 +180,7 @@ impl Podman {
     }
 
     fn failed(action: &'static str, reason: String) -> Error {
-        Error::Engine { engine: Podman::NAME, action, reason }
+        ContainerError::Engine { engine: Podman::NAME, action, reason }.into()
     }
 }
 

@@ -20,9 +20,11 @@ use super::images::{DetachedImages, Import, find};
 use super::podman::{Manner, Podman};
 use super::{archive_of, worker_half};
 use crate::checkpoint::{CheckpointRequest, Scratch};
+use crate::containers::ContainerError;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::images::ImageError;
 use crate::images::metadata::ImageMetadata;
 use crate::reply::Reply;
 use crate::restore::proof::{self, NO_MORE, unproven};
@@ -50,7 +52,7 @@ pub fn commit(
 /// Of a container of containerd's: refuses what was asked for, and warns of what is set.
 pub fn without(container: &Container, request: &CheckpointRequest<'_>) -> Result<Vec<String>> {
     match (request.prove, request.is_proof_wanted()) {
-        (true, _) => Err(Error::NoProof { name: container.name.clone() }),
+        (true, _) => Err(ContainerError::NoProof { name: container.name.clone() }.into()),
         (false, true) => Ok(unproven("its container is run by containerd, whose restores nobody can hold")),
         (false, false) => Ok(Vec::new()),
     }
@@ -60,7 +62,7 @@ fn prove(daemon: &Daemon, container: &Container, image: &Image) -> Result<Vec<St
     let metadata = ImageMetadata::read(image)?;
     let refused = |reason: &str| {
         let image = image.manifest().name.clone();
-        Error::CannotRestore { image, reason: reason.to_string() }
+        ImageError::CannotRestore { image, reason: reason.to_string() }.into()
     };
     let of = metadata.container.as_ref().ok_or_else(|| refused("it has no container"))?;
     let beside = DetachedImages::check(image, of)?.ok_or_else(|| refused("its memory is in its archive"))?;

@@ -25,10 +25,12 @@ use super::images::{DetachedImages, Import, find};
 use super::podman::{Manner, Podman};
 use super::{ARCHIVE, device, kind, proof};
 use crate::checkpoint::{CheckpointRequest, Done, Scratch};
+use crate::containers::ContainerError;
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::client_library::{self, Build};
 use crate::host::gpu;
+use crate::images::ImageError;
 use crate::images::machine;
 use crate::images::metadata::ContainerMetadata;
 use crate::images::metadata::ImageMetadata;
@@ -41,7 +43,7 @@ use crate::sandboxes::members;
 use crate::sandboxes::standstill::{self, Standstill};
 use crate::sleep::wake;
 use crate::timeline::{CPU, Clock, PINNED, Timeline};
-use crate::workers::{Worker, gpu_half};
+use crate::workers::{Worker, WorkerError, gpu_half};
 use crate::{fault, restore};
 
 pub fn checkpoint(
@@ -54,7 +56,7 @@ pub fn checkpoint(
     let timeline = Timeline::begin();
     let _operation = wake::begin_awake(sandbox, State::Checkpointing, "checkpointed")?;
     if sandbox.record().image.is_some() && !shares_network(container.pid) {
-        return Err(Error::RestoredContainer { name: container.name.clone() });
+        return Err(ContainerError::Restored { name: container.name.clone() }.into());
     }
     let _claim = daemon.claims.take(tree(container.pid))?;
     let workers = sandbox.serving_workers()?;
@@ -165,7 +167,11 @@ fn both(
 }
 
 fn panicked<T>() -> Result<T> {
-    Err(Error::Worker { action: "work on the GPU half", reason: "the thread that asked panicked".into() })
+    Err(WorkerError::Failed {
+        action: "work on the GPU half",
+        reason: "the thread that asked panicked".into(),
+    }
+    .into())
 }
 
 /// Whether a process is in our network namespace, in which a restored program's socket was made.
@@ -185,7 +191,7 @@ pub fn restore(
     request: &restore::RestoreRequest<'_>,
     timeline: &Timeline,
 ) -> Result<()> {
-    let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+    let refused = |reason: String| ImageError::CannotRestore { image: image.manifest().name.clone(), reason };
     let device =
         of.device.as_ref().ok_or_else(|| refused("its container had no GPU of Rekindle's".to_string()))?;
     let gpu = gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?;
@@ -266,7 +272,7 @@ fn both_halves(
     })?;
     drop((sockets, ends, paths));
     let adopted = adopted.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let (loading, pids) = adopted.ok_or_else(|| Error::Worker {
+    let (loading, pids) = adopted.ok_or_else(|| WorkerError::Failed {
         action: "take the program over",
         reason: "its runtime did not start the CRIU that it was given".into(),
     })?;

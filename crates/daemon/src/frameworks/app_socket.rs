@@ -13,9 +13,10 @@ use rekindle_sandbox::RUN_PATH;
 use serde_json::json;
 
 use crate::error::{Error, Result};
+use crate::frameworks::FrameworkError;
 use crate::host::client_library;
 use crate::host::paths::private_directory;
-use crate::sandboxes::Sandbox;
+use crate::sandboxes::{Sandbox, SandboxError};
 
 /// In the run directory, and where the program finds it.
 pub const DIRECTORY: &str = "framework";
@@ -36,7 +37,7 @@ pub struct App {
 impl App {
     pub fn new(argv: Vec<String>, directory: String, environment: Vec<(String, String)>) -> Result<App> {
         if argv.first().is_none_or(String::is_empty) {
-            return Err(Error::NoCommand);
+            return Err(SandboxError::NoCommand.into());
         }
         let mut environment = environment;
         // The programs that it starts find the client as it has.
@@ -62,7 +63,7 @@ pub fn is_ready(run_directory: &Path) -> bool {
 /// Has the program become the app; returns when it has read what that is.
 pub fn hand_over(sandbox: &Sandbox, app: &App) -> Result<()> {
     let began = Instant::now();
-    let refused = |reason: &str| Error::NoApp { reason: reason.to_string() };
+    let refused = |reason: &str| FrameworkError::NoApp { reason: reason.to_string() }.into();
     let path = sandbox.run_directory.join(DIRECTORY).join(PIPE);
     let failed = |source| Error::io("write to", &path, source);
     let environment: serde_json::Map<_, _> =

@@ -11,11 +11,13 @@
 //! Python there is one ([`python`]).
 
 mod app_socket;
+mod error;
 pub mod python;
 
 use std::path::Path;
 
 pub use app_socket::{App, DIRECTORY, hand_over, is_ready, open};
+pub use error::FrameworkError;
 
 use crate::error::Result;
 

@@ -21,6 +21,7 @@ use rekindle_store::{Draft, Encoding, Image, Part, PartKind};
 use serde_json::json;
 
 use crate::error::{Error, Result};
+use crate::host::HostError;
 use crate::host::paths::{Paths, private_directory};
 
 /// The names by which programs ask for the driver.
@@ -39,7 +40,7 @@ fn find(executable: &Path) -> Result<PathBuf> {
     [beside.join("../lib/rekindle/libcuda.so.1"), beside.join("libcuda.so.1"), beside.join("libcuda.so")]
         .into_iter()
         .find_map(|path| fs::canonicalize(path).ok())
-        .ok_or_else(|| Error::NoClientLibrary { executable: executable.to_path_buf() })
+        .ok_or_else(|| HostError::NoClientLibrary { executable: executable.to_path_buf() }.into())
 }
 
 /// A build of the client, where it can be mapped from.

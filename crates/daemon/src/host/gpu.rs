@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::host::HostError;
 
 /// By which the driver is told which GPUs a program sees.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -15,7 +16,7 @@ pub fn choose(given: Option<&str>) -> Result<String> {
         return Ok(if real { "nvidia:0" } else { "emulated" }.to_string());
     };
     parse(given).and_then(|gpu| match gpu.starts_with("nvidia") && !real {
-        true => Err(Error::NoGpu { gpu }),
+        true => Err(HostError::NoGpu { gpu }.into()),
         false => Ok(gpu),
     })
 }
@@ -41,7 +42,7 @@ pub fn expose(given: Option<&str>, environment: &mut Vec<(String, String)>) -> R
     let Some(given) = given else { return Ok("driver".to_string()) };
     let gpu = parse(given)?;
     if !gpu.starts_with("nvidia:") {
-        return Err(Error::EmulatedDriver { gpu });
+        return Err(HostError::EmulatedDriver { gpu }.into());
     }
     tell(&gpu, environment);
     Ok(gpu)
@@ -56,7 +57,7 @@ fn parse(given: &str) -> Result<String> {
         _ => false,
     };
     match (fits, kind, rest) {
-        (false, ..) => Err(Error::BadGpu { given: given.to_string() }),
+        (false, ..) => Err(HostError::BadGpu { given: given.to_string() }.into()),
         (true, "nvidia", None) => Ok("nvidia:0".to_string()),
         _ => Ok(given.to_string()),
     }

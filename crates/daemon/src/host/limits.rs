@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::Limits;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::host::HostError;
 
 const ROOT: &str = "/sys/fs/cgroup";
 /// Names what is ours below that.
@@ -43,7 +44,7 @@ impl Group {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self::make_in(Path::new(ROOT), &own, limits, id)
             .map(Some)
-            .map_err(|source| Error::NoLimits { source })
+            .map_err(|source| HostError::NoLimits { source }.into())
     }
 
     fn make_in(root: &Path, own: &str, limits: &Limits, id: &str) -> io::Result<Group> {

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::host::HostError;
 use crate::host::paths::Paths;
 
 /// How long a daemon that was told to end may still hold it. Who asks for another one tries again.
@@ -39,10 +40,11 @@ impl Lock {
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
                 let _ = (&mut file).take(4096).read_to_string(&mut holder);
-                return Err(Error::AlreadyRunning {
+                return Err(HostError::AlreadyRunning {
                     state: paths.state.clone(),
                     holder: holder.trim().to_string(),
-                });
+                }
+                .into());
             }
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
@@ -62,7 +64,7 @@ pub fn claim(run_directory: &Path) -> Result<File> {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     match lock(&directory, *FIRST.get_or_init(Instant::now) + CLOSING) {
         Ok(()) => Ok(directory),
-        Err(TryLockError::WouldBlock) => Err(Error::Foreign { path: run_directory.to_path_buf() }),
+        Err(TryLockError::WouldBlock) => Err(HostError::Foreign { path: run_directory.to_path_buf() }.into()),
         Err(TryLockError::Error(source)) => Err(failed(source)),
     }
 }

@@ -4,6 +4,7 @@ pub mod breakpoints;
 pub mod client_library;
 pub mod clock;
 pub mod doctor;
+mod error;
 pub mod gpu;
 pub mod gpu_usage;
 pub mod limits;
@@ -16,3 +17,5 @@ pub mod records;
 pub mod replace;
 pub mod resources;
 pub mod usage;
+
+pub use error::HostError;

@@ -8,7 +8,8 @@ use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 use rekindle_protocol::mounts::{Mounts, Overlay, Volume};
 use rekindle_sandbox::RUN_PATH;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::host::HostError;
 
 /// What a sandbox has of its own there.
 const OWN: [&str; 4] = ["/proc", "/sys", "/dev", RUN_PATH];
@@ -20,12 +21,12 @@ pub fn settle(mounts: &Mounts) -> Result<Mounts> {
     let mut volumes = mounts.volumes.clone();
     volumes.sort_by_key(|volume| volume.inside.components().count());
     for volume in volumes {
-        let found = settle_volume(&volume, &settled).map_err(|why| Error::NoVolume { volume, why })?;
+        let found = settle_volume(&volume, &settled).map_err(|why| HostError::NoVolume { volume, why })?;
         settled.volumes.push(found);
     }
     for Overlay { directory, bytes } in &mounts.overlays {
         let found = settle_overlay(directory, &settled);
-        let directory = found.map_err(|why| Error::NoOverlay { directory: directory.clone(), why })?;
+        let directory = found.map_err(|why| HostError::NoOverlay { directory: directory.clone(), why })?;
         settled.overlays.push(Overlay { directory, bytes: *bytes });
     }
     Ok(settled)

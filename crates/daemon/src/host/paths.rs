@@ -19,6 +19,7 @@ use nix::unistd::Uid;
 use rekindle_protocol::daemon::Level;
 
 use crate::error::{Error, Result};
+use crate::host::HostError;
 use crate::host::own_name;
 
 /// Environment variables that set the places; options of the commands win over them.
@@ -66,7 +67,7 @@ impl Paths {
             )?,
             name: String::new(),
         };
-        let too_long = |path: &Path, most| Error::PathTooLong { path: path.to_path_buf(), most };
+        let too_long = |path: &Path, most| HostError::PathTooLong { path: path.to_path_buf(), most }.into();
         if paths.socket.as_os_str().len() > LONGEST_SOCKET {
             return Err(too_long(&paths.socket, LONGEST_SOCKET));
         }
@@ -265,7 +266,7 @@ pub fn private_directory(path: &Path, strict: bool) -> Result<()> {
     let found = fs::metadata(path).map_err(failed)?;
     if found.uid() != Uid::effective().as_raw() {
         if strict {
-            return Err(Error::ForeignDirectory { path: path.to_path_buf(), owner: found.uid() });
+            return Err(HostError::ForeignDirectory { path: path.to_path_buf(), owner: found.uid() }.into());
         }
     } else if strict && found.mode() & 0o077 != 0 {
         fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed)?;
@@ -292,7 +293,13 @@ mod tests {
     #[test]
     fn paths_too_long_for_sockets_are_refused() {
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
-        assert!(matches!(Paths::new(Some(long.clone()), None, None), Err(Error::PathTooLong { .. })));
-        assert!(matches!(Paths::new(None, None, Some(long)), Err(Error::PathTooLong { .. })));
+        assert!(matches!(
+            Paths::new(Some(long.clone()), None, None),
+            Err(Error::Host(HostError::PathTooLong { .. }))
+        ));
+        assert!(matches!(
+            Paths::new(None, None, Some(long)),
+            Err(Error::Host(HostError::PathTooLong { .. }))
+        ));
     }
 }

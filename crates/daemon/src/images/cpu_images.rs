@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rekindle_store::{Draft, HashedChunks, Image, Part, PartKind};
 
 use crate::error::{Error, Result};
+use crate::images::ImageError;
 use crate::images::cpu_pages;
 
 /// Moves those of CRIU's images into the draft that are chosen by their names. Its log and statistics stay: they are no part
@@ -48,9 +49,12 @@ pub fn check(image: &Image, threads: usize) -> Result<PathBuf> {
     }
     let file = parts.last().or(contents.last()).and_then(|part| image.file_path(part));
     let directory = file.and_then(|path| path.parent().map(Path::to_path_buf));
-    directory.ok_or_else(|| Error::CannotRestore {
-        image: image.manifest().name.clone(),
-        reason: "its CPU half does not lie in files of its own".to_string(),
+    directory.ok_or_else(|| {
+        ImageError::CannotRestore {
+            image: image.manifest().name.clone(),
+            reason: "its CPU half does not lie in files of its own".to_string(),
+        }
+        .into()
     })
 }
 

@@ -26,7 +26,7 @@ use crate::fault;
 use crate::host::paths::private_directory;
 use crate::images::checked_files::CHECKED;
 use crate::images::earlier_pages::EarlierPages;
-use crate::images::{cpu_images, shared_pages};
+use crate::images::{ImageError, cpu_images, shared_pages};
 
 /// Files that go into an image at once.
 pub const FILE_THREADS: usize = 4;
@@ -54,7 +54,7 @@ pub fn convert(
     let map = !is_read_wanted();
     let settle = || match in_order {
         true => Ok(()),
-        false => pages::settle(images).map_err(|what| Error::Pages { what }),
+        false => pages::settle(images).map_err(|what| ImageError::Pages { what }.into()),
     };
     let EarlierPages { restored, files, known } = earlier;
     if !map && !restored.is_dir() && last.is_none() {
@@ -73,7 +73,7 @@ pub fn convert(
             let warning = format!("the program's memory is read whole on a restore: {refusal}");
             return Ok((vec![warning], Layout::default()));
         }
-        Err(refusal) => return Err(Error::Pages { what: refusal.to_string() }),
+        Err(refusal) => return Err(ImageError::Pages { what: refusal.to_string() }.into()),
     };
     take_page_files(draft, &rewritten.files)?;
     shared_pages::take(draft, &rewritten.shared, known.as_deref().unwrap_or_default())?;
@@ -122,7 +122,7 @@ impl<'a> Pages<'a> {
         match server.serve(host_pid) {
             Ok(served) => fault::point("pages-taken").map(|()| Some(served)),
             Err(ServeError::Closed) => Ok(None),
-            Err(ServeError::Failed(what)) => Err(Error::Pages { what }),
+            Err(ServeError::Failed(what)) => Err(ImageError::Pages { what }.into()),
         }
     }
 }
@@ -138,7 +138,7 @@ pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
             pages::point(images, served)
                 .and_then(|()| inherited::part(images).map_err(|error| error.to_string()))
                 .and_then(|()| timers::wind(images).map_err(|error| error.to_string()))
-                .map_err(|what| Error::Pages { what })
+                .map_err(|what| ImageError::Pages { what }.into())
                 .and_then(|()| take_images(true))
         });
         let others = scope.spawn(|| take_images(false));
@@ -187,7 +187,7 @@ pub fn furnish(image: &Image, directory: &Path) -> Result<()> {
 pub fn link(image: &Image, directory: &Path) -> Result<()> {
     for part in image.parts(PartKind::CpuPages) {
         let to = directory.join(&part.name);
-        let from = image.file_path(part).ok_or_else(|| Error::CannotRestore {
+        let from = image.file_path(part).ok_or_else(|| ImageError::CannotRestore {
             image: image.manifest().name.clone(),
             reason: format!("its page file {:?} does not lie in a file of its own", part.name),
         })?;

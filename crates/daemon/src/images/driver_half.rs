@@ -10,6 +10,7 @@ use rekindle_store::{GpuKind, Image, Mode, PartKind};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::images::ImageError;
 use crate::images::metadata::ImageMetadata;
 use crate::timeline::{GPU, Timeline};
 
@@ -61,7 +62,7 @@ pub fn amd(cpu: &Cpu<'_>, criu: &Criu) -> Result<(Vec<i32>, Criu)> {
 pub fn amd_criu(criu: &Criu, what: impl FnOnce() -> String) -> Result<Criu> {
     amd::with_plugin(criu).map_err(|tried| {
         let places = tried.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ");
-        Error::NoAmdPlugin { what: what(), places }
+        ImageError::NoAmdPlugin { what: what(), places }.into()
     })
 }
 
@@ -133,7 +134,8 @@ pub fn check<'a>(
     metadata: &ImageMetadata,
     given: &[String],
 ) -> Result<Vec<UuidPair>> {
-    let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+    let refused =
+        |reason: String| ImageError::CannotRestore { image: image.manifest().name.clone(), reason }.into();
     let driver_mode = image.manifest().mode == Mode::Driver;
     if !metadata.amd.is_empty() {
         if !amd::is_here() {

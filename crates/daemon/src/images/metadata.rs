@@ -12,6 +12,7 @@ use rekindle_store::{Image, Manifest};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::images::ImageError;
 use crate::images::driver_half::DriverHalf;
 
 const FIELD: &str = "sandbox";
@@ -79,7 +80,9 @@ impl ImageMetadata {
     }
 
     pub fn read(image: &Image) -> Result<ImageMetadata> {
-        let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+        let refused = |reason: String| {
+            ImageError::CannotRestore { image: image.manifest().name.clone(), reason }.into()
+        };
         let field = image.manifest().extra.get(FIELD).cloned();
         let field = field.ok_or_else(|| refused("it does not say how its sandbox was made".to_string()))?;
         let metadata: ImageMetadata = serde_json::from_value(field)

@@ -6,6 +6,7 @@ pub mod cpu_pages;
 pub mod declared;
 pub mod driver_half;
 pub mod earlier_pages;
+mod error;
 pub mod machine;
 pub mod metadata;
 pub mod page_cache;
@@ -16,6 +17,8 @@ pub mod verify;
 use std::time::{Duration, Instant};
 
 use rekindle_store::Store;
+
+pub use error::{ImageError, no_memory};
 
 /// What the names of images begin with that are there for a migration alone, and no other's.
 pub const PASSING: &str = "migration:";

@@ -5,11 +5,12 @@ use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::worker::Status;
 use rekindle_store::{Gpu, GpuKind, Image, PartKind};
 
-use crate::error::{self, Error, Result};
+use crate::error::Result;
 use crate::host::paths::Paths;
 use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
 use crate::images::metadata::ImageMetadata;
+use crate::images::{ImageError, no_memory};
 use crate::workers::{Worker, leaving};
 
 /// Memory that a restore needs beside what the program had.
@@ -87,11 +88,9 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
     let first = found.first().filter(|_| !wanted.is_empty() && free < needed);
     match first.map(|gpu| (needed, free, gpu.model.clone())) {
         Some((needed, free, gpu)) if reasons.is_empty() => {
-            Err(Error::NoGpuMemory { image: image.manifest().name.clone(), needed, free, gpu })
+            Err(ImageError::NoGpuMemory { image: image.manifest().name.clone(), needed, free, gpu }.into())
         }
-        Some((needed, free, gpu)) => {
-            refuse(image, [reasons, vec![error::no_memory(needed, free, &gpu)]].concat())
-        }
+        Some((needed, free, gpu)) => refuse(image, [reasons, vec![no_memory(needed, free, &gpu)]].concat()),
         None => refuse(image, reasons),
     }
 }
@@ -137,7 +136,7 @@ fn refuse(image: &Image, reasons: Vec<String>) -> Result<()> {
     if reasons.is_empty() {
         return Ok(());
     }
-    Err(Error::CannotRestore { image: image.manifest().name.clone(), reason: reasons.join("; ") })
+    Err(ImageError::CannotRestore { image: image.manifest().name.clone(), reason: reasons.join("; ") }.into())
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use rekindle_store::bounded;
 use rekindle_store::{Draft, Image, Origin, Part, PartKind};
 
 use crate::error::{Error, Result};
+use crate::images::ImageError;
 use crate::images::checked_files::CHECKED;
 
 /// Beside the page files of a program.
@@ -66,7 +67,7 @@ pub fn read_all(directories: &[&Path]) -> Option<Vec<(PathBuf, Part)>> {
 pub fn take(draft: &Draft, names: &[String], known: &[(PathBuf, Part)]) -> Result<()> {
     for name in names {
         let found = known.iter().find(|(_, part)| part.name == *name);
-        let (directory, part) = found.ok_or_else(|| Error::Pages {
+        let (directory, part) = found.ok_or_else(|| ImageError::Pages {
             what: format!("the program maps the page file {name:?}, which its image did not list"),
         })?;
         let path = directory.join(name);
@@ -93,7 +94,7 @@ pub fn with_origin(origin: Option<Origin>, error: rekindle_store::Error) -> Erro
     match (origin, error) {
         (Some(origin), source @ rekindle_store::Error::Damaged { .. })
         | (Some(origin), source @ rekindle_store::Error::ChunkMissing { .. }) => {
-            Error::SharedPages { image: origin.image, source }
+            ImageError::SharedPages { image: origin.image, source }.into()
         }
         (_, error) => error.into(),
     }

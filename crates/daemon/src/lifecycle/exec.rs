@@ -12,8 +12,9 @@ use rekindle_sandbox::{EXEC_ARGUMENT, Ended, Guest, GuestTask};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::lifecycle::LifecycleError;
 use crate::reply::Reply;
-use crate::sandboxes::Sandbox;
+use crate::sandboxes::{Sandbox, SandboxError};
 
 /// Runs a command to its end; its code. It ends if the user goes.
 pub fn exec(
@@ -26,7 +27,7 @@ pub fn exec(
     let stdio: [OwnedFd; 3] = stdio.try_into().map_err(|_| Error::Descriptors { expected: 3 })?;
     match attend(daemon, sandbox, work, stdio, reply)? {
         Ended::Code(code) => Ok(code),
-        Ended::Failed(why) => Err(Error::Exec { name: sandbox.name(), why }),
+        Ended::Failed(why) => Err(LifecycleError::Exec { name: sandbox.name(), why }.into()),
     }
 }
 
@@ -50,9 +51,10 @@ pub fn copy(
     match attend(daemon, sandbox, work, stdio, reply)? {
         Ended::Code(0) => Ok(()),
         Ended::Code(code) => {
-            Err(Error::Copy { name: sandbox.name(), reason: format!("it ended with code {code}") })
+            Err(LifecycleError::Copy { name: sandbox.name(), reason: format!("it ended with code {code}") }
+                .into())
         }
-        Ended::Failed(why) => Err(Error::Copy { name: sandbox.name(), reason: why.cause }),
+        Ended::Failed(why) => Err(LifecycleError::Copy { name: sandbox.name(), reason: why.cause }.into()),
     }
 }
 
@@ -69,7 +71,10 @@ pub fn attach(daemon: &Daemon, name: &str, user: OwnedFd, again: bool, reply: &R
             Ok(()) => return Ok(true),
             Err(error) if !again => return Err(error),
             // It has ended, or is about to.
-            Err(Error::NotRunning { .. } | Error::Sandbox(rekindle_sandbox::Error::Ended { .. })) => {}
+            Err(
+                Error::Sandboxes(SandboxError::NotRunning { .. })
+                | Error::Sandbox(rekindle_sandbox::Error::Ended { .. }),
+            ) => {}
             Err(error) => return Err(error),
         }
         let has_ended = sandbox.wait_end(Some(LOOK_AGAIN)).is_some();

@@ -5,15 +5,16 @@ use rekindle_protocol::worker::ask;
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::lifecycle::LifecycleError;
 use crate::sandboxes::Sandbox;
 
 /// Whether there is anything to divide, where something is said of it, and a worker of its own to mend.
 pub fn check(limits: &Limits, tenant: Option<&str>, mode: Mode) -> Result<()> {
     if limits.mend.is_some() && mode == Mode::Driver {
-        return Err(Error::NoMending { why: "in driver mode a program has no worker" });
+        return Err(LifecycleError::NoMending { why: "in driver mode a program has no worker" }.into());
     }
-    if limits.names_portion() && tenant.is_none() { Err(Error::NoPortion) } else { Ok(()) }
+    if limits.names_portion() && tenant.is_none() { Err(LifecycleError::NoPortion.into()) } else { Ok(()) }
 }
 
 /// Whether a sandbox can have its share beside what others of its tenant have on its GPU.
@@ -37,7 +38,13 @@ fn check_room_for(daemon: &Daemon, sandbox: &Sandbox, limits: &Limits) -> Result
     }
     let others: Vec<String> =
         others.iter().map(|(name, percent)| format!("{name:?} has {percent} %")).collect();
-    Err(Error::NoRoomForShare { name: record.name, tenant: share.tenant, wanted, others: others.join(", ") })
+    Err(LifecycleError::NoRoomForShare {
+        name: record.name,
+        tenant: share.tenant,
+        wanted,
+        others: others.join(", "),
+    }
+    .into())
 }
 
 /// Changes what a program has, while it runs. Its next worker, and its images, have it too.
@@ -49,7 +56,7 @@ pub fn set(
     let operation = sandbox.begin_settled(State::Running, "given another part of its GPU contexts")?;
     let record = sandbox.record();
     if record.share().is_none() {
-        return Err(Error::NotShared { name: record.name });
+        return Err(LifecycleError::NotShared { name: record.name }.into());
     }
     let limits = Limits { link_weight, sm_share, ..Limits::default() }.or(record.limits);
     check_room_for(daemon, sandbox, &limits)?;

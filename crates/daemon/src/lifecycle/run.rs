@@ -14,10 +14,11 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::client_library::{self, Build};
 use crate::host::{gpu, mounts};
+use crate::lifecycle::LifecycleError;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::Recovery;
-use crate::sandboxes::{Sandbox, remove_directory};
+use crate::sandboxes::{Sandbox, SandboxError, remove_directory};
 use crate::sandboxes::{logs, names};
 use crate::sleep::wake;
 use crate::{fault, frameworks, network};
@@ -40,7 +41,7 @@ pub struct RunRequest {
 pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
     let wanted = &request.run;
     if wanted.command.first().is_none_or(String::is_empty) {
-        return Err(Error::NoCommand);
+        return Err(SandboxError::NoCommand.into());
     }
     let network = wanted.network.unwrap_or_default();
     let (network, ports) = network::choose(Some(network), &wanted.publish, (network, &[]))?;
@@ -62,7 +63,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
     let shares = match (&wanted.tenant, mode) {
         (None, _) => None,
         (Some(tenant), Mode::Sandbox) => Some((tenant, slices::of_images(daemon, tenant)?)),
-        (Some(_), Mode::Driver) => return Err(Error::OwnContext),
+        (Some(_), Mode::Driver) => return Err(LifecycleError::OwnContext.into()),
     };
     let sandbox = daemon.sandboxes.add(wanted.name.as_deref(), &names::stem(&wanted.command), |at| {
         // One that starts anew goes on with its log.

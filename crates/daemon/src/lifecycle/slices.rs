@@ -3,8 +3,9 @@
 use rekindle_device::Slice;
 
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::images::metadata::ImageMetadata;
+use crate::lifecycle::LifecycleError;
 use crate::sandboxes::Sandbox;
 
 /// The longest name of a tenant.
@@ -16,7 +17,7 @@ pub fn check(tenant: &str, image: &str, slices: &[Option<Slice>]) -> Result<()> 
     check_name(tenant)?;
     match !slices.is_empty() && slices.iter().all(Option::is_some) {
         true => Ok(()),
-        false => Err(Error::CannotShare { image: image.to_string() }),
+        false => Err(LifecycleError::CannotShare { image: image.to_string() }.into()),
     }
 }
 
@@ -52,7 +53,7 @@ pub fn check_name(tenant: &str) -> Result<()> {
     let begins_well = tenant.starts_with(|first: char| first.is_ascii_alphanumeric());
     match begins_well && tenant.len() <= LONGEST && tenant.bytes().all(plain) {
         true => Ok(()),
-        false => Err(Error::BadTenant { tenant: tenant.to_string(), most: LONGEST }),
+        false => Err(LifecycleError::BadTenant { tenant: tenant.to_string(), most: LONGEST }.into()),
     }
 }
 

@@ -12,6 +12,7 @@
 //! (`crates/worker/src/control/parting.rs`). So it goes on where it was, or there, whoever dies; [`settle`] tells which, after a
 //! daemon's death. Of several processes all move, or none, by one write to a pipe that all of their workers read.
 
+mod error;
 mod hand_over;
 mod ipc_names;
 mod outlive;
@@ -42,6 +43,7 @@ use crate::sandboxes::traces::Tracing;
 use crate::timeline::{GPU, Timeline};
 use crate::workers::{Worker, gpu_half};
 
+pub use error::MigrationError;
 pub use outlive::outlive;
 
 const WANTED: &str = "migrated";
@@ -110,7 +112,7 @@ pub fn migrate(
     let store = daemon.paths.moving();
     let one = Migration { daemon, sandbox, gpu: &gpu, halves, store, timeline: &timeline, reply };
     let moved = one.perform(rounds).map_err(|error| match operation.explain(error) {
-        Error::Cancelled => Error::MoveCancelled,
+        Error::Cancelled => MigrationError::Cancelled.into(),
         other => other,
     });
     one.clear();

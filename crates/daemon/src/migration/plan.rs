@@ -5,9 +5,10 @@ use std::sync::Arc;
 use rekindle_protocol::daemon::{MigrationPath, Mode};
 use rekindle_protocol::worker::Status;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
+use crate::migration::MigrationError;
 use crate::sandboxes::Sandbox;
 use crate::workers::{Worker, gpu_half};
 
@@ -20,7 +21,9 @@ pub(super) const SPARE: u64 = 64 << 20;
 pub(super) fn sources(sandbox: &Sandbox, gpu: &str) -> Result<Vec<(Arc<Worker>, Status)>> {
     let record = sandbox.record();
     let name = record.name.clone();
-    let refused = |reason: &str| Err(Error::CannotMove { name: name.clone(), reason: reason.to_string() });
+    let refused = |reason: &str| {
+        Err(MigrationError::CannotMove { name: name.clone(), reason: reason.to_string() }.into())
+    };
     if record.asleep.is_some() {
         return refused("its GPU half sleeps; `rekindle wake` wakes it");
     }
@@ -54,10 +57,11 @@ pub(super) fn check_all(of: &Migration<'_>) -> Result<()> {
     let moves = |worker: &Arc<Worker>| of.halves.iter().any(|half| half.source.number() == worker.number());
     match of.sandbox.serving_workers()?.iter().all(moves) {
         true => Ok(()),
-        false => Err(Error::CannotMove {
+        false => Err(MigrationError::CannotMove {
             name: of.sandbox.name(),
             reason: "another process of it has begun to use the GPU meanwhile; try again".to_string(),
-        }),
+        }
+        .into()),
     }
 }
 
@@ -65,7 +69,7 @@ pub(super) fn check_all(of: &Migration<'_>) -> Result<()> {
 /// goes there, unless the user has said how often it is to be copied.
 pub(super) fn check(of: &Migration<'_>, there: &[Status], rounds: Option<u32>) -> Result<MigrationPath> {
     let gpu = of.gpu;
-    let refused = |reason: String| Err(Error::CannotMove { name: of.sandbox.name(), reason });
+    let refused = |reason: String| Err(MigrationError::CannotMove { name: of.sandbox.name(), reason }.into());
     // All halves are on the same GPU, and so are all workers there.
     let Some((here, there)) = of.halves.first().map(|half| &half.status).zip(there.first()) else {
         return refused("nothing of it is on a GPU".to_string());

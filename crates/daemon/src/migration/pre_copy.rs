@@ -19,11 +19,11 @@ use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached, Contents, Statu
 use rekindle_store::{ContentHash, Image, Store};
 
 use crate::caches::chunks::{self, Chunk};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fault;
 use crate::images::machine;
 use crate::sandboxes::quiesce::QuiesceBarrier;
-use crate::workers::{Worker, gpu_half};
+use crate::workers::{Worker, WorkerError, gpu_half};
 
 use super::slots::Slots;
 use super::{Half, Migration, plan};
@@ -165,7 +165,7 @@ impl PreCopy {
         let made = filler.ask_whole(action, ask::MakeCacheMemory { memory }, &[], None);
         let descriptor = made.and_then(|((), descriptors)| {
             let reason = "it sent no descriptor".to_string();
-            descriptors.into_iter().next().ok_or(Error::Worker { action, reason })
+            descriptors.into_iter().next().ok_or(WorkerError::Failed { action, reason }.into())
         });
         match descriptor {
             Ok(descriptor) => Ok(PreCopy { filler, memory, descriptor, slots: Slots::new(number, slots) }),

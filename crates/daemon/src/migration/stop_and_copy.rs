@@ -11,8 +11,10 @@ use crate::caches::chunks;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::machine;
+use crate::migration::MigrationError;
 use crate::sandboxes::standstill::Standstill;
 use crate::timeline::GPU;
+use crate::workers::WorkerError;
 use crate::workers::gpu_half;
 
 use super::hand_over::{self, Together};
@@ -165,10 +167,13 @@ impl Migration<'_> {
     /// What the other GPU could not copy by itself may go through the host's memory.
     fn advise(&self, error: Error, contents: Contents) -> Error {
         match error {
-            Error::Worker { reason, .. } if contents == Contents::Left => Error::CannotMove {
-                name: self.sandbox.name(),
-                reason: format!("{reason}; with `--rounds 4` its memory goes through the host's"),
-            },
+            Error::Workers(WorkerError::Failed { reason, .. }) if contents == Contents::Left => {
+                MigrationError::CannotMove {
+                    name: self.sandbox.name(),
+                    reason: format!("{reason}; with `--rounds 4` its memory goes through the host's"),
+                }
+                .into()
+            }
             other => other,
         }
     }

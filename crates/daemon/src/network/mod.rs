@@ -1,6 +1,7 @@
 //! Networks of sandboxes' own, and ports of the machine's that lead into them.
 
 mod dialer;
+mod error;
 mod forwarder;
 mod publisher;
 
@@ -12,11 +13,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rekindle_protocol::network::{Network as Kind, Port};
 use rekindle_sandbox::{Addresses, Network};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 
 pub use dialer::NetworkDialer;
+pub use error::NetworkError;
 pub use publisher::{Lease, Publisher, listen};
 
 /// A sandbox's network, if it has one of its own, and the ports that lead there.
@@ -97,7 +99,7 @@ impl SandboxNetwork {
 pub fn choose(asked: Option<Kind>, publish: &[Port], kept: (Kind, &[Port])) -> Result<(Kind, Vec<Port>)> {
     let network = asked.unwrap_or(kept.0);
     match network {
-        Kind::Host if !publish.is_empty() => Err(Error::PortsOfHost),
+        Kind::Host if !publish.is_empty() => Err(NetworkError::PortsOfHost.into()),
         Kind::Host => Ok((network, Vec::new())),
         Kind::Private if publish.is_empty() => Ok((network, kept.1.to_vec())),
         Kind::Private => Ok((network, publish.to_vec())),
@@ -152,7 +154,7 @@ fn take_ports(publisher: &Arc<Publisher>, sandbox: &Sandbox, record: &Record) ->
 }
 
 fn make(addresses: Addresses) -> Result<Network> {
-    Network::make(addresses).map_err(|source| Error::NoNetwork { source })
+    Network::make(addresses).map_err(|source| NetworkError::NoNetwork { source }.into())
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use rekindle_protocol::network::Port;
 use rekindle_sandbox::{Network, who_listens};
 use tokio::sync::watch;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::network::NetworkError;
 use crate::network::forwarder::{Destination, PortForwarder, PortForwarding, Target};
 
 /// An address of the machine's, or all, and a port there.
@@ -159,16 +160,16 @@ impl Publisher {
             return Ok(wanted);
         }
         if let Some(holder) = open.holder(&key) {
-            return Err(Error::PortPublished { port: wanted.port, name: holder });
+            return Err(NetworkError::PortPublished { port: wanted.port, name: holder }.into());
         }
         let listener = listen(wanted).map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => Error::PortTaken {
+            io::ErrorKind::AddrInUse => NetworkError::PortTaken {
                 port: wanted.port,
                 by: who_listens(wanted.port).unwrap_or_else(|| "another process has it".to_string()),
             },
-            _ => Error::CannotPublish { port: wanted, source },
+            _ => NetworkError::CannotPublish { port: wanted, source },
         })?;
-        let failed = |source| Error::CannotPublish { port: wanted, source };
+        let failed = |source| NetworkError::CannotPublish { port: wanted, source };
         let port = listener.local_addr().map_err(failed)?.port();
         listener.set_nonblocking(true).map_err(failed)?;
         let (target, leads) = watch::channel(Target::default());

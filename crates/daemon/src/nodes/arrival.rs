@@ -8,21 +8,21 @@ use rekindle_sandbox::{Adopted, Exit, Sandbox as CpuHalf};
 use rekindle_store::{Image, LONGEST_SENT};
 
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fault;
 use crate::host::{gpu, mounts};
 use crate::images::metadata::ImageMetadata;
 use crate::images::preflight;
 use crate::images::verify::cpu_half;
 use crate::network;
-use crate::peers::Link;
+use crate::peers::{Link, PeerError};
 use crate::recovery;
 use crate::reply::Reply;
 use crate::restore::{self, RestoreRequest, load_order};
-use crate::sandboxes::Sandbox;
 use crate::sandboxes::names;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::unix_ms;
+use crate::sandboxes::{Sandbox, SandboxError};
 use crate::workers::gpu_half;
 
 use super::image_name;
@@ -68,7 +68,7 @@ pub fn arrive(daemon: &Arc<Daemon>, link: &mut Link, offer: Offer) -> Result<()>
 fn is_welcome(daemon: &Daemon, offer: &Offer) -> Result<()> {
     names::check(&offer.name)?;
     match daemon.sandboxes.get(&offer.name) {
-        Ok(sandbox) if sandbox.is_live() => Err(Error::NameInUse { name: offer.name.clone() }),
+        Ok(sandbox) if sandbox.is_live() => Err(SandboxError::NameInUse { name: offer.name.clone() }.into()),
         Ok(_) | Err(_) => Ok(()),
     }
 }
@@ -85,7 +85,7 @@ impl Arrival<'_> {
                     self.logs.take(index, at, &piece).map(|()| Answer::Done)
                 }
                 Ask::Restore => return self.restore(link),
-                Ask::Run => Err(Error::GivenUp),
+                Ask::Run => Err(PeerError::GivenUp.into()),
             };
             match answer {
                 Ok(answer) => link.send(&answer)?,
@@ -171,10 +171,11 @@ impl Arrival<'_> {
             match link.receive(WORD_LIMIT)? {
                 Ask::Run => {}
                 other => {
-                    return Err(Error::Node {
+                    return Err(PeerError::Failed {
                         name: link.peer.name.clone(),
                         reason: format!("it says {other:?} in place of the word"),
-                    });
+                    }
+                    .into());
                 }
             }
             drop(link);

@@ -12,11 +12,12 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::fault;
-use crate::peers::{Link, MESSAGE_LIMIT};
+use crate::migration::MigrationError;
+use crate::peers::{Link, MESSAGE_LIMIT, PeerError};
 use crate::reply::Reply;
-use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Leaving;
 use crate::sandboxes::recovery::unix_ms;
+use crate::sandboxes::{Sandbox, SandboxError};
 use crate::timeline::Timeline;
 
 use super::message::{Answer, Ask, Hello, Offer};
@@ -84,7 +85,7 @@ pub fn depart(
     let moved = migration.perform(&options);
     image_name::clear(daemon, &migration.id);
     let (rounds, stopped_us) = moved.map_err(|error| match error {
-        Error::Cancelled => Error::MoveCancelled,
+        Error::Cancelled => MigrationError::Cancelled.into(),
         other => other,
     })?;
     log::info!("{:?} has moved to node {:?}", sandbox.name(), peer.name);
@@ -108,8 +109,9 @@ pub fn depart(
 /// What cannot move.
 fn check(sandbox: &Sandbox) -> Result<()> {
     let record = sandbox.record();
-    let refused =
-        |reason: &str| Err(Error::CannotMove { name: record.name.clone(), reason: reason.to_string() });
+    let refused = |reason: &str| {
+        Err(MigrationError::CannotMove { name: record.name.clone(), reason: reason.to_string() }.into())
+    };
     if record.service.is_some() {
         return refused("it is an instance of a service; serve its image there");
     }
@@ -128,7 +130,7 @@ fn check(sandbox: &Sandbox) -> Result<()> {
 /// What went wrong at the node that the sentence names anyway.
 fn why(error: Error) -> String {
     match error {
-        Error::Node { reason, .. } => reason,
+        Error::Peers(PeerError::Failed { reason, .. }) => reason,
         other => other.to_string(),
     }
 }
@@ -182,7 +184,9 @@ impl Migration<'_> {
                 }
                 Err(error)
             }
-            (Ok(_), _) => Err(Error::EndedMeanwhile { name: self.sandbox.name(), wanted: WANTED }),
+            (Ok(_), _) => {
+                Err(SandboxError::EndedMeanwhile { name: self.sandbox.name(), wanted: WANTED }.into())
+            }
         }
     }
 
@@ -230,7 +234,7 @@ impl Migration<'_> {
             }
             Decision::Stays(reason) => {
                 self.sandbox.update(|record| record.leaving = None)?;
-                Err(Error::Node { name: leaving.node, reason })
+                Err(PeerError::Failed { name: leaving.node, reason }.into())
             }
         }
     }

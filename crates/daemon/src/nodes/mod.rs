@@ -11,6 +11,7 @@
 
 mod arrival;
 mod departure;
+mod error;
 mod forward;
 mod image_name;
 mod logs;
@@ -31,7 +32,7 @@ use crate::connection_limit::{ConnectionLimit, ConnectionSlot};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::network;
-use crate::peers::{ArrivalFate, Link, MESSAGE_LIMIT, Peer};
+use crate::peers::{ArrivalFate, Link, MESSAGE_LIMIT, Peer, PeerError};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 
@@ -39,6 +40,7 @@ use message::{Answer, Hello};
 
 pub use arrival::{Outcome, outcome, take_up};
 pub use departure::{Departure, depart};
+pub use error::NodeError;
 pub use settle::{resume, take_back};
 
 /// How many other nodes may be connected at once; others wait.
@@ -48,7 +50,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Hears other nodes at this address, from now on.
 pub fn listen(daemon: &Arc<Daemon>, address: &str) -> Result<()> {
-    let failed = |source| Error::CannotHear { address: address.to_string(), source };
+    let failed = |source| NodeError::CannotHear { address: address.to_string(), source };
     let listener = match address.parse::<u16>() {
         Ok(port) => network::listen(Port { address: None, port, to: 0 }),
         Err(_) => TcpListener::bind(address),
@@ -106,7 +108,7 @@ fn refused(link: &Link, answer: Answer) -> Error {
         Answer::Refused { reason } | Answer::Never { reason } => reason,
         other => format!("it answers {other:?}, which was not asked; is it of another version?"),
     };
-    Error::Node { name: link.peer.name.clone(), reason }
+    PeerError::Failed { name: link.peer.name.clone(), reason }.into()
 }
 
 /// This node's key, and where it is heard.
@@ -120,9 +122,9 @@ pub fn list(daemon: &Daemon) -> Value {
 }
 
 pub fn add(daemon: &Daemon, name: String, address: String, key: &str) -> Result<Value> {
-    let key = key.parse().map_err(|reason| Error::BadNode { reason })?;
+    let key = key.parse().map_err(|reason| PeerError::Bad { reason })?;
     if key == daemon.peers.key()?.public {
-        return Err(Error::BadNode { reason: "that is this node's own key".to_string() });
+        return Err(PeerError::Bad { reason: "that is this node's own key".to_string() }.into());
     }
     let peer = Peer { name, address, key };
     daemon.peers.known.add(peer.clone())?;
@@ -134,7 +136,7 @@ pub fn remove(daemon: &Daemon, name: &str) -> Result<Value> {
     let waits = |record: &Record| record.leaving.as_ref().is_some_and(|leaving| leaving.node == name);
     if let Some(record) = daemon.sandboxes.all().iter().map(|sandbox| sandbox.record()).find(waits) {
         let reason = "it is not known whether it has the program".to_string();
-        return Err(Error::Held { name: record.name, node: name.to_string(), reason });
+        return Err(NodeError::Held { name: record.name, node: name.to_string(), reason }.into());
     }
     daemon.peers.known.remove(name)?;
     Ok(json!({ "name": name }))

@@ -9,7 +9,7 @@ use rekindle_store::Image;
 use crate::checkpoint::{self, CheckpointRequest, Purpose};
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::peers::MESSAGE_LIMIT;
+use crate::peers::{MESSAGE_LIMIT, PeerError};
 
 use super::departure::{Migration, WORK_LIMIT};
 use super::message::{Answer, Ask};
@@ -98,7 +98,7 @@ impl Migration<'_> {
             (Ok(bytes), Ok(Answer::Done)) => Ok(bytes),
             (_, Ok(other)) => Err(refused(&link, other)),
             (Err(error), Err(_)) => {
-                Err(Error::Node { name: link.peer.name.clone(), reason: error.to_string() })
+                Err(PeerError::Failed { name: link.peer.name.clone(), reason: error.to_string() }.into())
             }
             (Ok(_), Err(error)) => Err(error),
         }

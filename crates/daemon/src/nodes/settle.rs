@@ -9,7 +9,8 @@ use rekindle_protocol::network::Port;
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::nodes::NodeError;
 use crate::peers::MESSAGE_LIMIT;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Leaving;
@@ -52,7 +53,8 @@ pub fn decide(daemon: &Daemon, sandbox: &Sandbox, leaving: &Leaving, goes_on: im
         }
         if told.as_ref() != Some(&problem) {
             let (name, node) = (sandbox.name(), leaving.node.clone());
-            sandbox.report_problem_if_known(Error::Held { name, node, reason: problem.clone() }.to_string());
+            sandbox
+                .report_problem_if_known(NodeError::Held { name, node, reason: problem.clone() }.to_string());
             told = Some(problem);
         }
         std::thread::sleep(AGAIN);
@@ -144,6 +146,6 @@ pub fn take_back(sandbox: &Sandbox) -> Result<Value> {
     let name = sandbox.name();
     match leaving {
         Some(leaving) => Ok(json!({ "name": name, "node": leaving.node })),
-        None => Err(Error::NotHeld { name }),
+        None => Err(NodeError::NotHeld { name }.into()),
     }
 }

@@ -1,5 +1,6 @@
 //! The page that a browser shows of the daemon: where it is, and what it is told.
 
+mod error;
 pub mod gpus;
 mod images;
 mod state;
@@ -12,10 +13,12 @@ use rekindle_page::{Collect, Documents, Hosts};
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::images::machine;
 use crate::metrics;
 use images::Images;
+
+pub use error::PageError;
 
 /// Where the page is to be, and by which names of this machine it may be asked for beside its own.
 #[derive(Clone, Debug)]
@@ -35,7 +38,7 @@ pub fn parse_page_address(text: &str) -> std::result::Result<SocketAddr, String>
 /// Has the page shown from now on. What stands in the way is noted: the daemon does its work without it.
 pub fn open(daemon: &Arc<Daemon>, settings: &PageSettings) {
     let opened = begin(daemon, settings).map_err(|error| {
-        let error = Error::NoPagePort { address: settings.address, why: error.to_string() };
+        let error = PageError::NoPort { address: settings.address, why: error.to_string() };
         log::error!("{error}");
         error.to_string()
     });
@@ -64,8 +67,8 @@ fn begin(daemon: &Arc<Daemon>, settings: &PageSettings) -> std::io::Result<Socke
 pub fn address(daemon: &Daemon) -> Result<Value> {
     match daemon.page() {
         Some(Ok(address)) => Ok(json!({ "address": url(*address) })),
-        Some(Err(why)) => Err(Error::NoPage { why: why.clone() }),
-        None => Err(Error::PageOff),
+        Some(Err(why)) => Err(PageError::NoPage { why: why.clone() }.into()),
+        None => Err(PageError::Off.into()),
     }
 }
 

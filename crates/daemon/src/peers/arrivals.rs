@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::key::PublicKey;
 use crate::error::{Error, Result};
 use crate::host::replace::{Outlasting, PRIVATE, replace};
+use crate::peers::PeerError;
 
 /// How long one that was given up may take to be gone.
 const GIVING_UP: Duration = Duration::from_secs(5);
@@ -91,7 +92,7 @@ impl Arrivals {
         let waited = self.changed.wait_timeout_while(self.lock(), GIVING_UP, busy);
         let mut all = waited.unwrap_or_else(PoisonError::into_inner).0;
         if !is_id || all.contains_key(id) || busy(&mut all) {
-            return Err(Error::ComesAlready { name: name.to_string() });
+            return Err(PeerError::ComesAlready { name: name.to_string() }.into());
         }
         all.insert(id.to_string(), Arrival { from, name: name.to_string(), phase: Phase::Comes });
         Ok(())
@@ -101,7 +102,7 @@ impl Arrivals {
     /// [never](Arrivals::never) to have run. An error if it was given up.
     pub fn accept(&self, id: &str) -> Result<()> {
         let mut all = self.lock();
-        let given_up = || Error::GivenUp;
+        let given_up = || PeerError::GivenUp.into();
         let arrival = all.get_mut(id).ok_or_else(given_up)?;
         match arrival.phase {
             Phase::Never => return Err(given_up()),

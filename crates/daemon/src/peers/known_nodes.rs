@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::key::PublicKey;
 use crate::error::{Error, Result};
 use crate::host::replace::{Outlasting, PRIVATE, replace};
+use crate::peers::PeerError;
 
 const FILE: &str = "known.json";
 /// The longest list that is read.
@@ -49,7 +50,7 @@ impl KnownNodes {
 
     pub fn get(&self, name: &str) -> Result<Peer> {
         let found = self.lock().iter().find(|peer| peer.name == name).cloned();
-        found.ok_or_else(|| Error::UnknownNode { name: name.to_string() })
+        found.ok_or_else(|| PeerError::Unknown { name: name.to_string() }.into())
     }
 
     pub fn with_key(&self, key: &PublicKey) -> Option<Peer> {
@@ -58,7 +59,7 @@ impl KnownNodes {
 
     /// Adds a node; one of this name or with this key gives way.
     pub fn add(&self, peer: Peer) -> Result<()> {
-        let refused = |reason: &str| Err(Error::BadNode { reason: reason.to_string() });
+        let refused = |reason: &str| Err(PeerError::Bad { reason: reason.to_string() }.into());
         if peer.name.is_empty() || peer.name.len() > LONGEST_NAME || peer.name.chars().any(char::is_control) {
             return refused("its name has from 1 to 100 characters, none of which is a control character");
         }

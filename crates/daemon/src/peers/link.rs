@@ -25,6 +25,7 @@ use super::key::{Key, PublicKey};
 use super::known_nodes::{KnownNodes, Peer};
 use super::trust::{Anyone, Expected};
 use crate::error::{Error, Result};
+use crate::peers::PeerError;
 
 /// What is spoken, with its version.
 const PROTOCOL: &[u8] = b"rekindle-node/1";
@@ -63,7 +64,7 @@ impl Ends {
 
     /// Connects to a node that is known.
     pub fn connect(&self, peer: &Peer) -> Result<Link> {
-        let failed = |reason: String| Error::Node { name: peer.name.clone(), reason };
+        let failed = |reason: String| PeerError::Failed { name: peer.name.clone(), reason };
         let lost = |error: io::Error| failed(format!("it cannot be reached at {}: {error}", peer.address));
         let mut addresses = peer.address.to_socket_addrs().map_err(lost)?;
         let address = addresses.next().ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
@@ -162,7 +163,7 @@ impl Link {
             io::ErrorKind::UnexpectedEof => "it has closed the connection".to_string(),
             _ => format!("the connection is lost: {error}"),
         };
-        Error::Node { name: self.peer.name.clone(), reason }
+        PeerError::Failed { name: self.peer.name.clone(), reason }.into()
     }
 
     pub fn send(&mut self, message: &impl Serialize) -> Result<()> {

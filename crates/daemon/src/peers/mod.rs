@@ -2,6 +2,7 @@
 //! from them.
 
 mod arrivals;
+mod error;
 mod key;
 mod known_nodes;
 mod link;
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::host::paths::private_directory;
 
 pub use arrivals::{ArrivalFate, Arrivals};
+pub use error::PeerError;
 use key::Key;
 use known_nodes::KnownNodes;
 pub use known_nodes::Peer;

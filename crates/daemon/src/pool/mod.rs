@@ -18,7 +18,7 @@ use rekindle_protocol::worker::Status;
 use crate::caches::{Caches, Priority};
 use crate::contexts::Contexts;
 use crate::error::{Error, Result};
-use crate::workers::{Address, OnEnd, Purpose, Spares, Start, Worker};
+use crate::workers::{Address, OnEnd, Purpose, Spares, Start, Worker, WorkerError};
 
 /// How many workers wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +224,9 @@ impl WorkerPool {
                 self.refill();
                 self.acquaint(worker);
             }
-            (Err(Error::WorkerEnded { how, .. }), _) => log::warn!("a worker that was to wait ended: {how}"),
+            (Err(Error::Workers(WorkerError::Ended { how, .. })), _) => {
+                log::warn!("a worker that was to wait ended: {how}")
+            }
             (Err(error), Some(_)) => {
                 log::warn!("a worker that was to wait did not get ready: {error}");
                 drop(state);

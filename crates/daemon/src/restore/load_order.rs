@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::restore::RestoreError;
 use crate::restore::halves;
 use crate::sandboxes::Sandbox;
 use crate::workers::Worker;
@@ -67,7 +68,8 @@ fn unused_first(image: &Image, used: Vec<String>) -> Vec<String> {
 /// Keeps with its image in which order a restored program's requests have named buffers.
 pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
     let name = sandbox.name();
-    let unknown = |reason: &str| Error::NoLoadOrder { name: name.clone(), reason: reason.to_string() };
+    let unknown =
+        |reason: &str| RestoreError::NoLoadOrder { name: name.clone(), reason: reason.to_string() }.into();
     let image = sandbox.record().image.ok_or_else(|| unknown("it was not restored from an image"))?;
     let halves = halves::running(sandbox, &daemon.store.image(&image)?)?;
     if halves.is_empty() {

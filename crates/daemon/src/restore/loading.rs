@@ -20,7 +20,7 @@ use crate::sandboxes::Sandbox;
 use crate::sandboxes::traces;
 use crate::sandboxes::workers::FIRST_WORK;
 use crate::timeline::{Clock, GPU};
-use crate::workers::{Worker, gpu_half};
+use crate::workers::{Worker, WorkerError, gpu_half};
 
 /// So often another worker is put in the place of one that died: what kills each that comes is not chance.
 const MOST_REPLACEMENTS: u32 = 2;
@@ -61,7 +61,7 @@ fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: 
         let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
         let mut worker = worker;
         for _ in 0..MOST_REPLACEMENTS {
-            let Err(Error::WorkerEnded { how, .. }) = &waited else { break };
+            let Err(Error::Workers(WorkerError::Ended { how, .. })) = &waited else { break };
             if sandbox.has_lost_client(&worker) {
                 break;
             }
@@ -113,7 +113,7 @@ pub fn wait(worker: &Worker) -> Result<Vec<Phase>> {
 /// Why a worker did not do what it was told in a restore: if a load has failed, it has let go of its client.
 pub fn cause(worker: &Worker, error: Error) -> Error {
     match gpu_half::loaded(worker, Some(CAUSE_LIMIT)) {
-        Err(cause @ Error::Worker { .. }) => cause,
+        Err(cause @ Error::Workers(WorkerError::Failed { .. })) => cause,
         _ => error,
     }
 }

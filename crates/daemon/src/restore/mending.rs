@@ -15,9 +15,10 @@ use rekindle_protocol::mending::{MendMode, MendObstacle};
 use crate::error::{Error, Result};
 use crate::events;
 use crate::host::process::is_alive;
+use crate::restore::RestoreError;
 use crate::sandboxes::Sandbox;
 use crate::timeline::Clock;
-use crate::workers::{TakeoverState, Worker};
+use crate::workers::{TakeoverState, Worker, WorkerError};
 
 const WANTED: &str = "given another GPU worker";
 /// So many workers are tried: what kills each that comes is not chance.
@@ -115,7 +116,7 @@ fn take_up(
             Ok(worker)
         }
         Err(error) => {
-            let is_lost = matches!(error, Error::WorkerEnded { .. });
+            let is_lost = matches!(error, Error::Workers(WorkerError::Ended { .. }));
             sandbox.end_worker(&worker);
             worker.kill();
             Err((error, is_lost))
@@ -124,5 +125,5 @@ fn take_up(
 }
 
 fn unmended(reason: String) -> Error {
-    Error::Unmended { reason }
+    RestoreError::Unmended { reason }.into()
 }

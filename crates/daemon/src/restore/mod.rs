@@ -25,30 +25,32 @@ use rekindle_store::Image;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::frameworks::App;
+use crate::frameworks::{App, FrameworkError};
 use crate::host::{gpu, mounts};
 use crate::images::metadata::ImageMetadata;
 use crate::images::verify;
 use crate::images::verify::cpu_half;
 use crate::images::verify::page_files::{First, Mapped};
-use crate::images::{driver_half, machine, preflight};
+use crate::images::{ImageError, driver_half, machine, preflight};
 use crate::lifecycle::run::{create, give_back};
-use crate::lifecycle::{portions, slices};
+use crate::lifecycle::{LifecycleError, portions, slices};
 use crate::reply::Reply;
 use crate::restore::loading::PendingLoad;
-use crate::sandboxes::Sandbox;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::members::Members;
 use crate::sandboxes::names;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::traces::Tracing;
+use crate::sandboxes::{Sandbox, SandboxError};
 use crate::sleep::wake;
 use crate::timeline::{Clock, Timeline};
+use crate::workers::WorkerError;
 use crate::workers::gpu_half;
 use crate::{fault, frameworks, network};
 
 mod cpu;
+mod error;
 pub mod halves;
 pub mod load_order;
 pub mod loading;
@@ -58,6 +60,8 @@ pub mod proof;
 pub mod replacement;
 mod shared_files;
 pub mod unwritten;
+
+pub use error::RestoreError;
 
 /// What is done to a program here.
 const RESTORED: &str = "restored";
@@ -137,7 +141,7 @@ pub fn open(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>) ->
     let damaged_advice = image.damaged_advice();
     let metadata = ImageMetadata::read(&image)?;
     if request.app.is_some() && !metadata.framework {
-        return Err(Error::NoFramework { image: request.image.to_string() });
+        return Err(FrameworkError::NoFramework { image: request.image.to_string() }.into());
     }
     Ok(OpenedImage { image, metadata, timeline, tracing, damaged_advice })
 }
@@ -163,7 +167,7 @@ pub fn restore(
     match (request.tenant, mode) {
         (None, _) => {}
         (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, &metadata.all_slices())?,
-        (Some(_), Mode::Driver) => return Err(Error::OwnContext),
+        (Some(_), Mode::Driver) => return Err(LifecycleError::OwnContext.into()),
     }
     portions::check(&request.limits, request.tenant, mode)?;
     let pairs = timeline.time("checks", || {
@@ -208,7 +212,7 @@ pub fn restore(
         sandbox.fill_pool();
         give_back(daemon, &sandbox);
         match error {
-            Error::WorkerEnded { .. } if never_ran && tries < MOST_TRIES => {
+            Error::Workers(WorkerError::Ended { .. }) if never_ran && tries < MOST_TRIES => {
                 log::warn!("{error}; the restore begins again with another worker");
             }
             _ => {
@@ -251,7 +255,10 @@ fn hold(
     mounts: &Mounts,
 ) -> Result<Arc<Sandbox>> {
     let old_is_free = daemon.sandboxes.get(&metadata.name).is_ok_and(|sandbox| !sandbox.is_live())
-        || matches!(daemon.sandboxes.get(&metadata.name), Err(Error::UnknownSandbox { .. }));
+        || matches!(
+            daemon.sandboxes.get(&metadata.name),
+            Err(Error::Sandboxes(SandboxError::Unknown { .. }))
+        );
     let old = Some(metadata.name.as_str()).filter(|name| old_is_free && names::check(name).is_ok());
     let program = &image.manifest().program;
     let (name, stem, command, directory) = match request.app {
@@ -367,7 +374,8 @@ impl Attempt<'_> {
     }
 
     fn refused(&self, reason: &str) -> Error {
-        Error::CannotRestore { image: self.image.manifest().name.clone(), reason: reason.to_string() }
+        ImageError::CannotRestore { image: self.image.manifest().name.clone(), reason: reason.to_string() }
+            .into()
     }
 
     fn end_program(&self) {

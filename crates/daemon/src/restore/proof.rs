@@ -25,6 +25,7 @@ use crate::images::metadata::ImageMetadata;
 use crate::images::{cpu_images, machine, preflight, remove_made_when_free};
 use crate::lifecycle::run::{create, give_back};
 use crate::reply::Reply;
+use crate::restore::RestoreError;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sleep::wake;
@@ -58,7 +59,7 @@ pub fn commit(
     reply.progress("prove", 0, 0);
     let proven = timeline.time("prove", || prove(&image));
     drop(image);
-    let told = proven.map_err(|error| Error::Unproven { reason: error.to_string() });
+    let told = proven.map_err(|error| RestoreError::Unproven { reason: error.to_string() });
     match told.is_err().then(|| remove_made_when_free(&daemon.store, &name, &id)) {
         Some(Err(error)) => {
             log::error!("the image of a checkpoint that was not proven stays until the next daemon: {error}");

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::caches::Priority;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::restore::RestoreError;
 use crate::restore::halves;
 use crate::sandboxes::Sandbox;
 use crate::workers::Worker;
@@ -99,7 +100,7 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
 }
 
 fn unknown(sandbox: &Sandbox, reason: &str) -> Error {
-    Error::NotLearned { name: sandbox.name(), reason: reason.to_string() }
+    RestoreError::NotLearned { name: sandbox.name(), reason: reason.to_string() }.into()
 }
 
 fn unwritten(worker: &Worker, image: &Image, cheaply: bool) -> Result<Option<Vec<String>>> {

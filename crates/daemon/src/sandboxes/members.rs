@@ -6,6 +6,7 @@ use rekindle_sandbox::ending::is_dying;
 use rekindle_sandbox::process::Handle;
 
 use crate::error::{Error, Result};
+use crate::sandboxes::SandboxError;
 
 /// Processes of a program.
 pub struct Members {
@@ -36,7 +37,9 @@ impl Members {
     pub fn explain(&self, error: Error) -> Error {
         let is_told = |pid: &i32| error.to_string().contains(&format!("process {pid} ended"));
         match self.missing().filter(|pid| error.may_come_of_an_end() && !is_told(pid)) {
-            Some(pid) => Error::MemberEnded { pid, wanted: self.wanted, cause: Box::new(error) },
+            Some(pid) => {
+                SandboxError::MemberEnded { pid, wanted: self.wanted, cause: Box::new(error) }.into()
+            }
             None => error,
         }
     }
@@ -49,7 +52,7 @@ fn is_there(handle: &Handle) -> bool {
 /// An image has all processes that have a GPU half, alive: one that was killed before CRIU came to it would be missing.
 pub fn all_live(pids: &[i32]) -> Result<()> {
     match pids.iter().copied().find(|pid| is_dying(*pid)) {
-        Some(pid) => Err(Error::UserEnded { pid }),
+        Some(pid) => Err(SandboxError::UserEnded { pid }.into()),
         None => Ok(()),
     }
 }
@@ -59,21 +62,22 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::images::ImageError;
 
     #[test]
     fn what_fails_after_an_end_names_who_ended() {
         let mut children = [(); 2].map(|()| Command::new("sleep").arg("1000").spawn().unwrap());
         let pids = children.each_ref().map(|child| child.id() as i32);
         let members = Members::living("checkpointed", pids);
-        let lost = || Error::Pages { what: "they did not come".into() };
-        assert!(matches!(members.explain(lost()), Error::Pages { .. }));
+        let lost = || ImageError::Pages { what: "they did not come".into() }.into();
+        assert!(matches!(members.explain(lost()), Error::Images(ImageError::Pages { .. })));
         assert!(all_live(&pids).is_ok());
         children[1].kill().unwrap();
         let told = members.explain(lost()).to_string();
         assert!(told.contains(&format!("process {} of the program ended", pids[1])), "{told}");
         assert!(told.contains("did not come"), "{told}");
         // A refusal, and what says it itself.
-        assert!(matches!(members.explain(Error::NoDraft), Error::NoDraft));
+        assert!(matches!(members.explain(ImageError::NoDraft.into()), Error::Images(ImageError::NoDraft)));
         let full = Error::Sandbox(rekindle_sandbox::Error::DiskFull { place: "/".into() });
         assert!(matches!(members.explain(full), Error::Sandbox(_)));
         let named = Error::Sandbox(rekindle_sandbox::Error::Died { pid: pids[1] });

@@ -33,6 +33,7 @@ use crate::sandboxes::workers::Workers;
 
 pub mod admission;
 pub mod asleep;
+mod error;
 pub mod last_image;
 mod log_lines;
 pub mod logs;
@@ -56,6 +57,7 @@ pub mod workers;
 /// How long a sandbox's init may take to put into the log what was printed. It may be serving something else.
 const FLUSH: Duration = Duration::from_secs(1);
 
+pub use error::SandboxError;
 pub use operation::Operation;
 
 pub struct Sandbox {
@@ -281,7 +283,7 @@ impl Sandbox {
     pub fn cpu(&self, wanted: &'static str) -> Result<&CpuHalf> {
         let record = self.record();
         match self.cpu.get() {
-            _ if record.device => Err(Error::ContainerDevice { name: record.name, wanted }),
+            _ if record.device => Err(SandboxError::ContainerDevice { name: record.name, wanted }.into()),
             Some(cpu) if record.is_live() => Ok(cpu),
             _ => Err(self.not_running(wanted)),
         }
@@ -289,7 +291,8 @@ impl Sandbox {
 
     fn not_running(&self, wanted: &'static str) -> Error {
         let record = self.record();
-        Error::NotRunning { name: record.name, state: state_word(record.state).to_string(), wanted }
+        SandboxError::NotRunning { name: record.name, state: state_word(record.state).to_string(), wanted }
+            .into()
     }
 
     /// Whether the process `pid` runs in it.

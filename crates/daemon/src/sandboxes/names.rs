@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::sandboxes::SandboxError;
 
 /// The longest name, bytes.
 const LONGEST: usize = 1024;
@@ -14,7 +15,7 @@ pub fn check(name: &str) -> Result<()> {
         odd if odd.chars().any(char::is_control) => "a name has no control characters",
         _ => return Ok(()),
     };
-    Err(Error::BadName { shown: name.chars().take(40).collect(), reason })
+    Err(SandboxError::BadName { shown: name.chars().take(40).collect(), reason }.into())
 }
 
 /// A name made from `stem` that is not taken: `train.py-1`, `train.py-2` and so on.

@@ -4,7 +4,9 @@ use rekindle_protocol::daemon::State;
 use rekindle_sandbox::ending;
 
 use super::Sandbox;
+use crate::claims::ClaimError;
 use crate::error::{Error, Result};
+use crate::sandboxes::SandboxError;
 use crate::sandboxes::operation_lock::Busy;
 use crate::sandboxes::record::{Record, state_word};
 
@@ -45,7 +47,7 @@ impl Sandbox {
         };
         let refuse = |busy| match busy {
             Busy::Operation(state) => {
-                Error::Occupied { name: self.name(), state: state_word(state).to_string() }
+                ClaimError::Sandbox { name: self.name(), state: state_word(state).to_string() }.into()
             }
             Busy::End => self.not_running(wanted),
         };
@@ -66,7 +68,7 @@ impl Sandbox {
     pub fn explain(&self, error: Error, wanted: &'static str) -> Error {
         if error.may_come_of_an_end() && self.is_ending() {
             log::info!("{error}");
-            return Error::EndedMeanwhile { name: self.name(), wanted };
+            return SandboxError::EndedMeanwhile { name: self.name(), wanted }.into();
         }
         error
     }

@@ -80,9 +80,10 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
+    use crate::claims::ClaimError;
 
     fn refused(busy: Busy) -> Error {
-        Error::Occupied { name: "one".to_string(), state: format!("{busy:?}") }
+        ClaimError::Sandbox { name: "one".to_string(), state: format!("{busy:?}") }.into()
     }
 
     fn acquire(lock: &OperationLock, state: State) -> Result<()> {
@@ -119,7 +120,10 @@ mod tests {
             lock.release(|| {});
             next.join().unwrap().unwrap();
         });
-        assert!(matches!(acquire(&lock, State::FallingAsleep), Err(Error::Occupied { .. })));
+        assert!(matches!(
+            acquire(&lock, State::FallingAsleep),
+            Err(Error::Claims(ClaimError::Sandbox { .. }))
+        ));
         lock.release(|| {});
         acquire(&lock, State::FallingAsleep).unwrap();
     }

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::events;
-use crate::sandboxes::Sandbox;
 use crate::sandboxes::names;
 use crate::sandboxes::record::{Record, state_word};
+use crate::sandboxes::{Sandbox, SandboxError};
 
 /// How many ended sandboxes are remembered, with their logs.
 pub const ENDED_KEPT: usize = 100;
@@ -34,7 +34,7 @@ impl NameReservation<'_> {
 
 impl Registry {
     pub fn get(&self, name: &str) -> Result<Arc<Sandbox>> {
-        self.lock().get(name).cloned().ok_or_else(|| Error::UnknownSandbox { name: name.to_string() })
+        self.lock().get(name).cloned().ok_or_else(|| SandboxError::Unknown { name: name.to_string() }.into())
     }
 
     /// All, the newest first.
@@ -60,7 +60,7 @@ impl Registry {
             Some(name) => {
                 names::check(name)?;
                 if sandboxes.get(name).is_some_and(|sandbox| sandbox.is_live()) {
-                    return Err(Error::NameInUse { name: name.to_string() });
+                    return Err(SandboxError::NameInUse { name: name.to_string() }.into());
                 }
                 name.to_string()
             }
@@ -104,10 +104,14 @@ impl Registry {
     /// Forgets the ended sandbox of this name, with its logs; the room that those took.
     pub fn forget(&self, name: &str) -> Result<u64> {
         let mut sandboxes = self.lock();
-        let sandbox = sandboxes.get(name).ok_or_else(|| Error::UnknownSandbox { name: name.to_string() })?;
+        let sandbox = sandboxes.get(name).ok_or_else(|| SandboxError::Unknown { name: name.to_string() })?;
         let state = sandbox.record().state;
         if state.is_live() {
-            return Err(Error::StillRuns { name: name.to_string(), state: state_word(state).to_string() });
+            return Err(SandboxError::StillRuns {
+                name: name.to_string(),
+                state: state_word(state).to_string(),
+            }
+            .into());
         }
         Ok(sandboxes.remove(name).map_or(0, |sandbox| forget(name, &sandbox)))
     }
@@ -165,6 +169,7 @@ mod tests {
     use super::*;
     use crate::caches::{CacheLimits, Caches};
     use crate::contexts::Contexts;
+    use crate::error::Error;
     use crate::host::paths::Paths;
     use crate::pool::{PoolSize, WorkerPool};
     use crate::sandboxes::record::Record;
@@ -207,7 +212,7 @@ mod tests {
         // Somebody made the directory again meanwhile: what a worker would put there nobody would remove.
         std::fs::create_dir(&ended.run_directory).unwrap();
         let refused = ended.take_worker(None).map(drop).unwrap_err();
-        assert!(matches!(refused, Error::EndedMeanwhile { .. }), "{refused}");
+        assert!(matches!(refused, Error::Sandboxes(SandboxError::EndedMeanwhile { .. })), "{refused}");
     }
 
     #[test]
@@ -221,9 +226,9 @@ mod tests {
         for n in 0..10_000 {
             assert_eq!(registry.get(&name(n)).unwrap().name(), name(n));
             let again = registry.add(Some(&name(n)), "", |_| panic!("a name was given twice"));
-            assert!(matches!(again, Err(Error::NameInUse { .. })));
+            assert!(matches!(again, Err(Error::Sandboxes(SandboxError::NameInUse { .. }))));
         }
-        assert!(matches!(registry.get("job"), Err(Error::UnknownSandbox { .. })));
+        assert!(matches!(registry.get("job"), Err(Error::Sandboxes(SandboxError::Unknown { .. }))));
     }
 
     #[test]

@@ -12,9 +12,10 @@ use rekindle_sandbox::ending;
 use super::Sandbox;
 use crate::caches::Priority;
 use crate::contexts::Share;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fault;
 use crate::host::process::is_alive;
+use crate::sandboxes::SandboxError;
 use crate::sandboxes::record::{Record, WorkerRecord};
 use crate::workers::{Address, OnEnd, OnLoss, Worker};
 
@@ -68,7 +69,11 @@ impl Sandbox {
     /// The workers of all processes that use the GPU, each of which has one of its own.
     pub fn serving_workers(&self) -> Result<Vec<Arc<Worker>>> {
         if let Some(lost) = self.lost_worker() {
-            return Err(Error::WorkerDead { name: self.name(), how: lost.ended().unwrap_or_default() });
+            return Err(SandboxError::WorkerDead {
+                name: self.name(),
+                how: lost.ended().unwrap_or_default(),
+            }
+            .into());
         }
         let mut serving = self.live_workers();
         serving.retain(|worker| is_alive(worker.client()));
@@ -111,7 +116,9 @@ impl Sandbox {
     ) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         if workers.closed {
-            return Err(Error::EndedMeanwhile { name: self.name(), wanted: "given a GPU worker" });
+            return Err(
+                SandboxError::EndedMeanwhile { name: self.name(), wanted: "given a GPU worker" }.into()
+            );
         }
         let used = workers.all.iter().map(|worker| worker.number()).max().unwrap_or(0);
         let mut number = self.last_number.load(Ordering::Relaxed).max(used) + 1;

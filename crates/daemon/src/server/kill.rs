@@ -9,7 +9,9 @@ use crate::containers::device;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::lifecycle::end::{GRACE, end};
+use crate::nodes::NodeError;
 use crate::sandboxes::recovery::unix_ms;
+use crate::server::ServerError;
 
 /// With a signal, sends that to each; without, ends each: SIGTERM first, SIGKILL for the whole namespace after the
 /// grace. All names are worked on, whatever happens to one.
@@ -20,8 +22,9 @@ pub fn kill(
     grace: Option<Duration>,
 ) -> Result<Value> {
     let grace = grace.unwrap_or(GRACE);
-    let signal =
-        signal.map(|given| Signal::try_from(given).map_err(|_| Error::BadSignal { given })).transpose()?;
+    let signal = signal
+        .map(|given| Signal::try_from(given).map_err(|_| ServerError::BadSignal { given }))
+        .transpose()?;
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             names.iter().map(|name| scope.spawn(move || one(daemon, name, signal, grace))).collect();
@@ -70,7 +73,7 @@ fn one(daemon: &Daemon, name: &str, signal: Option<Signal>, grace: Duration) -> 
     end(&sandbox, cpu, grace)?;
     let record = sandbox.record();
     match record.node.or(record.leaving.map(|leaving| leaving.node)) {
-        Some(node) => Err(Error::GivenAway { name: record.name, node }),
+        Some(node) => Err(NodeError::GivenAway { name: record.name, node }.into()),
         None => Ok(()),
     }
 }

@@ -1,5 +1,6 @@
 //! Answering the command line: a socket, a thread for each connection, one request on each.
 
+mod error;
 mod kill;
 mod remove;
 mod startup;
@@ -30,6 +31,7 @@ use crate::host::paths::Paths;
 use crate::images::PASSING;
 use crate::lifecycle::run::{self, RunRequest};
 use crate::lifecycle::{exec, images, portions};
+use crate::nodes::NodeError;
 use crate::recovery;
 use crate::reply::Reply;
 use crate::restore::{RestoreRequest, load_order, unwritten};
@@ -40,6 +42,8 @@ use crate::services;
 use crate::sleep::wake;
 use crate::{checkpoint, containers, migration, nodes, page, restore, sleep, tenants};
 
+pub use error::ServerError;
+
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// How many connections may be about to say that at once; others wait.
@@ -49,7 +53,7 @@ const MOST_ASKING: u32 = 256;
 pub fn listen(path: &Path) -> Result<UnixListener> {
     let failed = |source| Error::io("listen on", path, source);
     if UnixStream::connect(path).is_ok() {
-        return Err(Error::SocketInUse { socket: path.to_path_buf() });
+        return Err(ServerError::SocketInUse { socket: path.to_path_buf() }.into());
     }
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
@@ -149,7 +153,7 @@ fn check_places(daemon: &Daemon, call: &Call) -> Result<()> {
             && canonical(wanted) != canonical(found)
         {
             let (socket, found, wanted) = (socket.clone(), found.clone(), wanted.clone());
-            return Err(Error::OtherDaemon { socket, what, found, wanted });
+            return Err(ServerError::OtherDaemon { socket, what, found, wanted }.into());
         }
     }
     Ok(())
@@ -189,7 +193,7 @@ fn made(answer: Value) -> Value {
 /// Has the name of an image that is made be nobody else's meanwhile.
 fn making<'a>(daemon: &'a Daemon, name: &str) -> Result<Claim<'a, String>> {
     match name.starts_with(PASSING) {
-        true => Err(Error::PassingName { name: name.to_string() }),
+        true => Err(NodeError::PassingName { name: name.to_string() }.into()),
         false => daemon.making.take(name),
     }
 }

@@ -8,6 +8,7 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::PASSING;
 use crate::lifecycle::images;
+use crate::server::ServerError;
 use crate::services;
 
 /// Removes the ended sandboxes of these names with their logs. A name that only an image has means that, unless just
@@ -20,9 +21,11 @@ pub fn remove(daemon: &Daemon, names: &[String], only_sandboxes: bool) -> Result
     let (mut meant, mut freed, mut failures) = (Vec::new(), 0, Vec::new());
     for name in names {
         match (daemon.sandboxes.get(name), images.contains(name)) {
-            (Ok(_), true) => failures.push(Error::TwoNamed { name: name.clone() }),
+            (Ok(_), true) => failures.push(ServerError::TwoNamed { name: name.clone() }.into()),
             (Err(_), true) => meant.push(name.clone()),
-            (Err(_), false) if !only_sandboxes => failures.push(Error::UnknownName { name: name.clone() }),
+            (Err(_), false) if !only_sandboxes => {
+                failures.push(ServerError::UnknownName { name: name.clone() }.into())
+            }
             _ => match daemon.sandboxes.forget(name) {
                 Ok(bytes) => freed += bytes,
                 Err(error) => failures.push(error),

@@ -10,8 +10,9 @@ use serde_json::Value;
 use super::record::ServiceRecord;
 use super::{find, load, make, memory, shown, source};
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::records::StoredRecord;
+use crate::services::ServiceError;
 
 /// What is kept of one for the next daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,7 +42,7 @@ pub fn serve(
     request: &ServiceRequest,
     share: u32,
 ) -> Result<Value> {
-    let refused = |reason: String| Error::CannotServe { image: image.to_string(), reason };
+    let refused = |reason: String| ServiceError::CannotServe { image: image.to_string(), reason }.into();
     let service = find(daemon, name)?;
     let mut record = load(daemon, name)?;
     check(request).map_err(refused)?;

@@ -15,9 +15,10 @@ use crate::network::NetworkDialer;
 use crate::reply::Reply;
 use crate::restore::{self, load_order};
 use crate::sandboxes::Sandbox;
+use crate::services::ServiceError;
 use crate::services::memory;
 use crate::services::variants::{self, PendingVariants};
-use crate::sleep::{self, wake};
+use crate::sleep::{self, SleepError, wake};
 
 /// How long what an ended instance had of a GPU may take to be given back, and how often it is looked.
 const LEAVES_WITHIN: Duration = Duration::from_secs(10);
@@ -51,7 +52,7 @@ pub fn check(image: &str, metadata: &ImageMetadata) -> Result<()> {
         }
         _ => return Ok(()),
     };
-    Err(Error::CannotServe { image: image.to_string(), reason: reason.to_string() })
+    Err(ServiceError::CannotServe { image: image.to_string(), reason: reason.to_string() }.into())
 }
 
 impl InstanceMaker {
@@ -80,7 +81,7 @@ impl InstanceMaker {
         let opened = restore::open(&self.daemon, &request, &reply)?;
         if opened.image.manifest().id != *id {
             let reason = "another image has its name by now; `rekindle serve` takes that one".to_string();
-            return Err(Error::CannotServe { image: image.clone(), reason });
+            return Err(ServiceError::CannotServe { image: image.clone(), reason }.into());
         }
         let report = restore::restore(&self.daemon, opened, &request, &reply)?;
         self.daemon.sandboxes.get(&report.name)
@@ -103,7 +104,7 @@ impl Maker for InstanceMaker {
 impl Instance for Member {
     fn sleep(&self) -> std::result::Result<(), String> {
         match sleep::sleep(&self.daemon, &self.sandbox, self.level, &Reply::to_nobody()) {
-            Ok(_) | Err(Error::AlreadyAsleep { .. }) => Ok(()),
+            Ok(_) | Err(Error::Sleep(SleepError::AlreadyAsleep { .. })) => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -111,7 +112,7 @@ impl Instance for Member {
     fn wake(&self) -> std::result::Result<(), Failure> {
         match wake::wake(&self.sandbox, &Reply::to_nobody()) {
             // Its program may have been faster.
-            Ok(_) | Err(Error::NotAsleep { .. }) => Ok(()),
+            Ok(_) | Err(Error::Sleep(SleepError::NotAsleep { .. })) => Ok(()),
             Err(error) => Err(failure(error)),
         }
     }

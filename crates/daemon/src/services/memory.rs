@@ -8,13 +8,14 @@ use rekindle_protocol::worker::DeclaredData;
 use rekindle_store::Image;
 
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::gpu;
 use crate::images::declared::{self, Row};
 use crate::images::metadata::ImageMetadata;
 use crate::images::{machine, preflight};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::owner;
+use crate::services::ServiceError;
 
 /// The most that a context and its code were found to take of an NVIDIA GPU, where the driver does not tell what a process has.
 const CONTEXT: u64 = 844 << 20;
@@ -72,7 +73,7 @@ pub fn check(daemon: &Daemon, image: &str, tenant: Option<&Arc<Tenant>>, source:
             needed.div_ceil(1 << 20),
             most >> 20
         );
-        return Err(Error::CannotServe { image: image.to_string(), reason });
+        return Err(ServiceError::CannotServe { image: image.to_string(), reason }.into());
     }
     let Some(limit) = limit.filter(|limit| needed > *limit) else { return Ok(()) };
     let reason = format!(
@@ -81,7 +82,7 @@ pub fn check(daemon: &Daemon, image: &str, tenant: Option<&Arc<Tenant>>, source:
         needed.div_ceil(1 << 20),
         limit >> 20
     );
-    Err(Error::CannotServe { image: image.to_string(), reason })
+    Err(ServiceError::CannotServe { image: image.to_string(), reason }.into())
 }
 
 /// What a sandbox has on its GPU; none if a worker has something else to do than to tell.

@@ -4,6 +4,7 @@
 //! what is kept for the next daemon. That one finds instances again by the service that their records name.
 
 mod canary;
+mod error;
 mod instances;
 mod memory;
 mod record;
@@ -38,6 +39,7 @@ use memory::Whose;
 use record::{ServiceRecord, check_name};
 use variants::PendingVariants;
 
+pub use error::ServiceError;
 pub use memory::{context, held};
 pub use resume::resume;
 
@@ -75,7 +77,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
         _ => None,
     };
     let plan = plan(request, kept.map_or(&USUAL, |record| &record.plan));
-    plan.check().map_err(|reason| Error::BadPlan { name: name.to_string(), reason })?;
+    plan.check().map_err(|reason| ServiceError::BadPlan { name: name.to_string(), reason })?;
     let tls = match &request.tls {
         Some(TlsRequest::Off) => None,
         Some(TlsRequest::With(files)) => Some(files.clone()),
@@ -83,7 +85,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     };
     let certificate = certificate(daemon, name, tls.as_ref())?;
     let wanted = request.port.or(kept.map(|record| record.port));
-    let mut port = wanted.ok_or_else(|| Error::NoServicePort { name: name.to_string() })?;
+    let mut port = wanted.ok_or_else(|| ServiceError::NoPort { name: name.to_string() })?;
     let tenant = former.as_ref().and_then(|(service, _)| service.tenant());
     let tenant = tenant.or(membership.as_ref().map(|one| &one.tenant));
     let source = source(daemon, image, request, kept, (name, port))?;
@@ -105,7 +107,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
         }
         _ => service
             .roll_out(source.clone(), plan.clone())
-            .map_err(|reason| Error::CannotServe { image: image.to_string(), reason })?,
+            .map_err(|reason| ServiceError::CannotServe { image: image.to_string(), reason })?,
     }
     let canaries = kept.map_or(0, |record| record.canaries);
     let mut record = ServiceRecord {
@@ -171,7 +173,7 @@ pub fn scale(daemon: &Daemon, name: &str, min: Option<u32>, max: Option<u32>) ->
     let _serving = daemon.serving.take_service(name)?;
     let mut record = load(daemon, name)?;
     record.plan = plan(&ServiceRequest { min, max, ..ServiceRequest::default() }, &record.plan);
-    record.plan.check().map_err(|reason| Error::BadPlan { name: name.to_string(), reason })?;
+    record.plan.check().map_err(|reason| ServiceError::BadPlan { name: name.to_string(), reason })?;
     record.save(&daemon.paths.services())?;
     service.replan(record.plan.clone());
     if let Some(canary) = service.canary().filter(|canary| canary.stopped().is_none()) {
@@ -238,13 +240,16 @@ fn make(
 }
 
 fn find(daemon: &Daemon, name: &str) -> Result<Arc<Service>> {
-    daemon.gateway.get(name).ok_or_else(|| Error::UnknownService { name: name.to_string() })
+    daemon.gateway.get(name).ok_or_else(|| ServiceError::Unknown { name: name.to_string() }.into())
 }
 
 fn load(daemon: &Daemon, name: &str) -> Result<ServiceRecord> {
-    ServiceRecord::load(&daemon.paths.services(), name).map_err(|why| Error::Service {
-        name: name.to_string(),
-        reason: format!("cannot be changed, for its record cannot be read: {why}"),
+    ServiceRecord::load(&daemon.paths.services(), name).map_err(|why| {
+        ServiceError::Failed {
+            name: name.to_string(),
+            reason: format!("cannot be changed, for its record cannot be read: {why}"),
+        }
+        .into()
     })
 }
 
@@ -277,7 +282,7 @@ fn source(
         _ => None,
     };
     let to = request.to.or(published).or(kept.map(|record| record.source.to));
-    let to = to.or(Some(port.port).filter(|port| *port != 0)).ok_or_else(|| Error::CannotServe {
+    let to = to.or(Some(port.port).filter(|port| *port != 0)).ok_or_else(|| ServiceError::CannotServe {
         image: name.to_string(),
         reason: "say by `--to PORT` on which port its program listens".to_string(),
     })?;
@@ -333,7 +338,7 @@ fn certificate(daemon: &Daemon, name: &str, files: Option<&TlsFiles>) -> Result<
     }
     Tls::load(files.clone())
         .map(Some)
-        .map_err(|reason| Error::NoCertificate { name: name.to_string(), reason })
+        .map_err(|reason| ServiceError::NoCertificate { name: name.to_string(), reason }.into())
 }
 
 /// Takes the port for the service, and notes which it is.
@@ -350,7 +355,7 @@ fn listen(name: &str, port: &mut Port) -> Result<TcpListener> {
             io::ErrorKind::AddrInUse => format!("{} listens on it", by()),
             _ => source.to_string(),
         };
-        Error::NoPortForService { name: name.to_string(), port: port.port, why }
+        ServiceError::CannotListen { name: name.to_string(), port: port.port, why }
     })?;
     port.port = number;
     Ok(listener)

@@ -5,8 +5,9 @@ use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceRequest, TlsFiles};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::records::StoredRecord;
+use crate::services::ServiceError;
 use crate::services::canary::CanaryRecord;
 
 /// The longest name of a service.
@@ -42,7 +43,7 @@ pub fn check_name(name: &str) -> Result<()> {
     let begins_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     match begins_well && name.len() <= LONGEST_NAME && name.chars().all(is_plain) {
         true => Ok(()),
-        false => Err(Error::BadServiceName { name: name.chars().take(LONGEST_NAME).collect() }),
+        false => Err(ServiceError::BadName { name: name.chars().take(LONGEST_NAME).collect() }.into()),
     }
 }
 
@@ -70,7 +71,7 @@ impl ServiceRecord {
         let reason = format!(
             "it belongs to {own}, and cannot be given to {wanted:?}; remove it by `rekindle unserve {name}` first"
         );
-        Err(Error::BadPlan { name: name.clone(), reason })
+        Err(ServiceError::BadPlan { name: name.clone(), reason }.into())
     }
 }
 

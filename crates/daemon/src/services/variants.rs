@@ -8,9 +8,10 @@ use rekindle_gateway::{Source, Variant};
 
 use super::instances;
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::slices;
+use crate::services::ServiceError;
 
 /// Which of a service's images instances are being made of.
 #[derive(Default)]
@@ -71,7 +72,8 @@ pub fn find(
     tenant: Option<&str>,
     names: &[String],
 ) -> Result<Vec<Variant>> {
-    let refused = |name: &str, reason: String| Error::CannotServe { image: name.to_string(), reason };
+    let refused =
+        |name: &str, reason: String| ServiceError::CannotServe { image: name.to_string(), reason }.into();
     let mut taken = vec![(image.to_string(), slices)];
     let mut variants = Vec::new();
     for name in names {

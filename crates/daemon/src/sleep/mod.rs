@@ -15,6 +15,7 @@
 //! says `asleep` from before the worker lets go until after the next one has taken over: [`crate::sleep::wake::settle`] tells
 //! which of the two was reached when a daemon died in between. The record names the next worker before the keeper ends.
 
+mod error;
 pub mod wake;
 
 use std::io::Write;
@@ -40,7 +41,9 @@ use crate::sandboxes::asleep::{SleepingGpu, SleepingProcess, forget};
 use crate::sandboxes::standstill::{self, Standstill};
 use crate::sandboxes::traces::Tracing;
 use crate::timeline::Timeline;
-use crate::workers::{Worker, gpu_half};
+use crate::workers::{Worker, WorkerError, gpu_half};
+
+pub use error::SleepError;
 
 /// How long a worker may take to become a keeper.
 const KEEPER_LIMIT: Duration = Duration::from_secs(60);
@@ -81,17 +84,17 @@ pub fn sleep(
 fn whose_halves(sandbox: &Sandbox) -> Result<(Vec<Arc<Worker>>, Vec<Status>)> {
     let record = sandbox.record();
     if record.asleep.is_some() {
-        return Err(Error::AlreadyAsleep { name: record.name });
+        return Err(SleepError::AlreadyAsleep { name: record.name }.into());
     }
     if record.tenant.is_some() {
-        return Err(Error::SharesContext { name: record.name });
+        return Err(SleepError::SharesContext { name: record.name }.into());
     }
     let workers = match record.mode {
         Mode::Sandbox => sandbox.serving_workers()?,
         Mode::Driver => Vec::new(),
     };
     if workers.is_empty() {
-        return Err(Error::NothingToSleep { name: record.name });
+        return Err(SleepError::NothingToSleep { name: record.name }.into());
     }
     let states = workers.iter().map(|worker| worker.status()).collect::<Result<_>>()?;
     Ok((workers, states))
@@ -164,7 +167,7 @@ fn let_go(workers: &[Arc<Worker>]) -> Result<()> {
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        Err(Error::Worker { action, reason: "it is still awake; its log says why".to_string() })
+        Err(WorkerError::Failed { action, reason: "it is still awake; its log says why".to_string() }.into())
     })?;
     // It would take the GPU's memory.
     workers.iter().for_each(|worker| worker.let_go_of_held());
@@ -191,12 +194,13 @@ fn check_room(paths: &Paths, sandbox: &Sandbox, level: Level, bytes: u64) -> Res
     };
     if free < bytes + SPARE {
         let name = sandbox.name();
-        return Err(Error::NoRoomToSleep {
+        return Err(SleepError::NoRoomToSleep {
             name,
             level: word(level),
             needed: (bytes + SPARE) >> 20,
             free: free >> 20,
-        });
+        }
+        .into());
     }
     Ok(())
 }

@@ -14,18 +14,20 @@ use rekindle_protocol::daemon::{Level, Operation as Traced, SleepReport, State};
 use rekindle_protocol::worker::{Status, ask};
 use rekindle_store::Image;
 
+use crate::claims::ClaimError;
 use crate::daemon::Daemon;
-use crate::error::{self, Error, Result};
+use crate::error::{Error, Result};
 use crate::fault;
 use crate::host::process::is_alive;
 use crate::images::preflight;
+use crate::images::{ImageError, no_memory};
 use crate::reply::Reply;
 use crate::sandboxes::asleep::{SleepingGpu, SleepingProcess, forget};
 use crate::sandboxes::traces::Tracing;
-use crate::sandboxes::{Operation, Sandbox};
-use crate::sleep::{report, word};
+use crate::sandboxes::{Operation, Sandbox, SandboxError};
+use crate::sleep::{SleepError, report, word};
 use crate::timeline::{GPU, Timeline};
-use crate::workers::{Worker, gpu_half};
+use crate::workers::{Worker, WorkerError, gpu_half};
 
 /// The part of a ring or board file that says how far each side has come.
 const HEADER: [u8; 4096] = [0; 4096];
@@ -44,7 +46,7 @@ fn wake_if_asleep(sandbox: &Arc<Sandbox>) -> Result<()> {
     }
     let operation = sandbox.begin_settled(State::Waking, "woken")?;
     match wake_up(sandbox, operation) {
-        Ok(_) | Err(Error::NotAsleep { .. }) => Ok(()),
+        Ok(_) | Err(Error::Sleep(SleepError::NotAsleep { .. })) => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -72,9 +74,14 @@ pub fn knocked(sandbox: &Arc<Sandbox>) -> Option<String> {
         std::thread::spawn(move || {
             let began = sandbox.begin(State::Waking, "woken");
             match began.and_then(|operation| wake_up(&sandbox, operation)) {
-                Ok(_) | Err(Error::Occupied { .. } | Error::NotAsleep { .. }) => {}
+                Ok(_)
+                | Err(
+                    Error::Claims(ClaimError::Sandbox { .. }) | Error::Sleep(SleepError::NotAsleep { .. }),
+                ) => {}
                 // Nobody needs a GPU any more.
-                Err(Error::EndedMeanwhile { .. } | Error::NotRunning { .. }) => {}
+                Err(Error::Sandboxes(
+                    SandboxError::EndedMeanwhile { .. } | SandboxError::NotRunning { .. },
+                )) => {}
                 Err(error) => sandbox.report_problem(error.to_string()),
             }
         });
@@ -85,7 +92,7 @@ pub fn knocked(sandbox: &Arc<Sandbox>) -> Option<String> {
 fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepReport> {
     let timeline = Timeline::begin();
     let name = sandbox.name();
-    let asleep = sandbox.record().asleep.ok_or_else(|| Error::NotAsleep { name: name.clone() })?;
+    let asleep = sandbox.record().asleep.ok_or_else(|| SleepError::NotAsleep { name: name.clone() })?;
     let tracing = Tracing::begin(Traced::Wake, word(asleep.level));
     let sleepers = sleepers(sandbox, &asleep, &timeline).map_err(|error| operation.explain(error))?;
     sandbox.note_workers();
@@ -110,13 +117,15 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
             let error = operation.explain(error);
             let missing = error.missing_gpu_memory();
             let reason = match error {
-                ended @ Error::EndedMeanwhile { .. } => return Err(ended),
-                Error::CannotRestore { reason, .. } => reason,
-                Error::NoGpuMemory { needed, free, gpu, .. } => error::no_memory(needed, free, &gpu),
+                ended @ Error::Sandboxes(SandboxError::EndedMeanwhile { .. }) => return Err(ended),
+                Error::Images(ImageError::CannotRestore { reason, .. }) => reason,
+                Error::Images(ImageError::NoGpuMemory { needed, free, gpu, .. }) => {
+                    no_memory(needed, free, &gpu)
+                }
                 other => other.to_string(),
             };
             sandbox.set_wake_problem(Some(reason.clone()));
-            return Err(Error::CannotWake { name, reason, missing });
+            return Err(SleepError::CannotWake { name, reason, missing }.into());
         }
     }
     drop(operation);
@@ -147,7 +156,7 @@ fn sleepers(sandbox: &Arc<Sandbox>, asleep: &SleepingGpu, timeline: &Timeline) -
     if processes.iter().all(|(keeper, _)| keeper.is_none()) || processes.iter().any(lost) {
         let how = "what kept it while it slept has ended".to_string();
         // It ends with its program.
-        return Err(Error::WorkerDead { name: sandbox.name(), how });
+        return Err(SandboxError::WorkerDead { name: sandbox.name(), how }.into());
     }
     // What was left on the GPU is gone with its keeper, and others have kept what they use of it.
     let is_kept = |keeper: &Option<_>| keeper.is_some() || asleep.level != Level::Gpu;
@@ -250,7 +259,7 @@ fn pass_on(keeper: &Worker, worker: &Worker) -> Result<OwnedFd> {
         worker.ask("take over memory", ask::Memory { names, copy: false }, &memory)?;
     }
     let action = "hand the sleeping program over";
-    client.ok_or_else(|| Error::Worker { action, reason: "it has no client".to_string() })
+    client.ok_or_else(|| WorkerError::Failed { action, reason: "it has no client".to_string() }.into())
 }
 
 /// Makes the files that both sides meet in as new; nobody uses them.

@@ -9,6 +9,7 @@
 //! A request never waits for it. One that is not sampled costs an id and a header. What an instance's start or wake was made
 //! of is what `rekindle trace` tells.
 
+mod error;
 mod exporter;
 mod tree;
 
@@ -27,6 +28,8 @@ use rekindle_gateway::{HeaderMap, Record, Span};
 use crate::error::{Error, Result};
 use crate::sandboxes::registry::Registry;
 use exporter::Exporter;
+
+pub use error::SpanError;
 
 /// How many requests wait to be told of.
 const ROOM: usize = 2048;
@@ -54,7 +57,7 @@ impl Spans {
     pub fn open(endpoint: &str) -> Result<Arc<Spans>> {
         let sampling = Config::default();
         let exporter = Exporter::new(endpoint, &sampling.resource)
-            .map_err(|reason| Error::NoCollector { endpoint: endpoint.to_string(), reason })?;
+            .map_err(|reason| SpanError::NoCollector { endpoint: endpoint.to_string(), reason })?;
         let (sender, records) = sync_channel(ROOM);
         Ok(Arc::new(Spans {
             sampling,

@@ -3,6 +3,7 @@
 //! The [gateway](rekindle_gateway) knows them while the daemon runs; here is what is kept for the next one. A change is kept
 //! before it is so, and all of them are made one after the other.
 
+mod error;
 mod record;
 
 use std::sync::{Arc, PoisonError};
@@ -17,6 +18,8 @@ use crate::host::clock;
 use crate::host::records::StoredRecord;
 use crate::lifecycle::slices;
 use record::TenantRecord;
+
+pub use error::TenantError;
 
 /// The most tokens of one.
 const MOST_TOKENS: usize = 100;
@@ -34,7 +37,7 @@ pub fn create(daemon: &Daemon, name: &str, request: QuotaRequest) -> Result<Valu
     slices::check_name(name)?;
     let _changing = daemon.tenants.lock().unwrap_or_else(PoisonError::into_inner);
     if TenantRecord::is_there(&daemon.paths.tenants(), name) {
-        return Err(Error::TenantExists { tenant: name.to_string() });
+        return Err(TenantError::Exists { tenant: name.to_string() }.into());
     }
     let (token, told) = make_token()?;
     let id = token.id.clone();
@@ -69,7 +72,7 @@ pub fn add_token(daemon: &Daemon, name: &str) -> Result<Value> {
     let tenant = find(daemon, name)?;
     let mut tokens = tenant.tokens();
     if tokens.len() >= MOST_TOKENS {
-        return Err(Error::TooManyTokens { tenant: name.to_string(), most: MOST_TOKENS });
+        return Err(TenantError::TooManyTokens { tenant: name.to_string(), most: MOST_TOKENS }.into());
     }
     let (token, told) = make_token()?;
     let id = token.id.clone();
@@ -86,7 +89,7 @@ pub fn revoke(daemon: &Daemon, name: &str, id: &str) -> Result<Value> {
     let before = tokens.len();
     tokens.retain(|token| token.id != id);
     if tokens.len() == before {
-        return Err(Error::UnknownToken { tenant: name.to_string(), id: id.to_string() });
+        return Err(TenantError::UnknownToken { tenant: name.to_string(), id: id.to_string() }.into());
     }
     put(daemon, name, tenant.quota(), tokens)?;
     log::info!("the token {id:?} of the tenant {name:?} is revoked");
@@ -102,7 +105,7 @@ pub fn remove(daemon: &Daemon, name: &str) -> Result<Value> {
         .gateway
         .tenants()
         .remove(name)
-        .map_err(|services| Error::TenantHasServices { tenant: name.to_string(), services })?;
+        .map_err(|services| TenantError::HasServices { tenant: name.to_string(), services })?;
     if let Err(error) = TenantRecord::remove(&daemon.paths.tenants(), name) {
         // It is there as before.
         daemon.gateway.tenants().put(name, tenant.quota(), tenant.tokens());
@@ -114,11 +117,11 @@ pub fn remove(daemon: &Daemon, name: &str) -> Result<Value> {
 
 /// Has a service be a tenant's, for as long as what this gives is there.
 pub fn join(daemon: &Daemon, name: &str, service: &str) -> Result<Membership> {
-    find(daemon, name)?.join(service).ok_or_else(|| Error::UnknownTenant { tenant: name.to_string() })
+    find(daemon, name)?.join(service).ok_or_else(|| TenantError::Unknown { tenant: name.to_string() }.into())
 }
 
 fn find(daemon: &Daemon, name: &str) -> Result<Arc<Tenant>> {
-    daemon.gateway.tenants().get(name).ok_or_else(|| Error::UnknownTenant { tenant: name.to_string() })
+    daemon.gateway.tenants().get(name).ok_or_else(|| TenantError::Unknown { tenant: name.to_string() }.into())
 }
 
 fn put(daemon: &Daemon, name: &str, quota: Quota, tokens: Vec<Token>) -> Result<Arc<Tenant>> {

@@ -13,8 +13,9 @@ use std::time::Duration;
 use rekindle_protocol::worker::{Cached, Contents, Parted, Phase, Saved, ask};
 use rekindle_store::{Image, Part};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::timeline::{GPU, Lane, PINNED, Timeline};
+use crate::workers::WorkerError;
 
 use super::Worker;
 
@@ -92,9 +93,9 @@ pub fn save_pinned(worker: &Worker, staging: &Path, timeline: &Timeline) -> Resu
 fn parts(action: &'static str, saved: Saved, lane: &Lane<'_>, start_us: u64) -> Result<Vec<Part>> {
     lane.merge(start_us, saved.phases);
     let parse = |part| {
-        serde_json::from_value(part).map_err(|error| Error::Worker {
-            action,
-            reason: format!("it described a part that is none: {error}"),
+        serde_json::from_value(part).map_err(|error| {
+            WorkerError::Failed { action, reason: format!("it described a part that is none: {error}") }
+                .into()
         })
     };
     saved.parts.into_iter().map(parse).collect()
@@ -160,7 +161,7 @@ pub fn part(worker: &Worker, pipes: &[BorrowedFd<'_>]) -> Result<(OwnedFd, Parte
     let (parted, descriptors) = worker.ask_whole(action, ask::Part {}, pipes, None)?;
     let client = descriptors.into_iter().next();
     let reason = || "it did not send the client's socket".to_string();
-    Ok((client.ok_or_else(|| Error::Worker { action, reason: reason() })?, parted))
+    Ok((client.ok_or_else(|| WorkerError::Failed { action, reason: reason() })?, parted))
 }
 
 /// Gives a worker the client of another one: its socket, the pipe's other end, and what all halves are told by, if there are

@@ -28,12 +28,14 @@ use crate::error::{Error, Result};
 use crate::host::process;
 
 mod connection;
+mod error;
 pub mod gpu_half;
 pub mod leaving;
 mod spares;
 mod takeover;
 
 use connection::Connection;
+pub use error::WorkerError;
 use leaving::Leaving;
 pub use spares::Spares;
 pub use takeover::TakeoverState;
@@ -176,7 +178,9 @@ impl Worker {
         drop(own);
         *lock(&self.on_end) = Some(on_end);
         match self.ended() {
-            Some(how) => Err(Error::WorkerStart { reason: self.with_words(how), log: self.address().log }),
+            Some(how) => {
+                Err(WorkerError::Start { reason: self.with_words(how), log: self.address().log }.into())
+            }
             None => Ok(()),
         }
     }
@@ -384,7 +388,7 @@ impl Worker {
         let (names, descriptors) = self.ask_whole(action, ask::HandOver { from }, &[], Some(STATUS_LIMIT))?;
         if names.len() != descriptors.len() {
             let reason = format!("{} descriptors came with {} names", descriptors.len(), names.len());
-            return Err(Error::Worker { action, reason });
+            return Err(WorkerError::Failed { action, reason }.into());
         }
         Ok((names, descriptors))
     }
@@ -403,7 +407,7 @@ impl Worker {
             none => {
                 let stream = self.connect()?;
                 let connection = greeted(action, stream).map_err(|error| match error {
-                    Error::WorkerConnection { action, source } => self.lost(action, source),
+                    Error::Workers(WorkerError::Connection { action, source }) => self.lost(action, source),
                     other => other,
                 })?;
                 none.insert(connection).ask(request, descriptors, limit)
@@ -411,7 +415,7 @@ impl Worker {
         };
         match asked {
             Ok((Ok(answer), descriptors)) => Ok((answer, descriptors)),
-            Ok((Err(reason), _)) => Err(Error::Worker { action, reason }),
+            Ok((Err(reason), _)) => Err(WorkerError::Failed { action, reason }.into()),
             Err(source) => {
                 *slot = None;
                 Err(self.lost(action, source))
@@ -433,11 +437,12 @@ impl Worker {
         };
         while matches!(source, FrameError::Closed) && may_end() {
             if let Some(how) = self.ended() {
-                return Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log };
+                return WorkerError::Ended { action, how: self.with_words(how), log: self.address().log }
+                    .into();
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Error::WorkerConnection { action, source }
+        WorkerError::Connection { action, source }.into()
     }
 
     /// Its end, once it has ended or is about to, if that did not come of its client's: it failed or was killed.
@@ -452,7 +457,7 @@ impl Worker {
             std::thread::sleep(Duration::from_millis(5));
         }
         let how = self.ended().filter(|how| how != ENDED)?;
-        Some(Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log })
+        Some(WorkerError::Ended { action, how: self.with_words(how), log: self.address().log }.into())
     }
 
     /// How it ended, with the last line of its log, without the line's time and level.
@@ -521,7 +526,7 @@ impl Worker {
                             continue;
                         }
                     };
-                    return Err(Error::WorkerStart { reason, log: self.address().log });
+                    return Err(WorkerError::Start { reason, log: self.address().log }.into());
                 }
             }
         }
@@ -558,8 +563,8 @@ fn append(path: &Path) -> Result<File> {
 /// A connection to a worker of the same version.
 fn greeted(action: &'static str, stream: UnixStream) -> Result<Connection> {
     Connection::over(stream).map_err(|error| match error {
-        GreetingError::Frame(source) => Error::WorkerConnection { action, source },
-        other => Error::Worker { action, reason: other.to_string() },
+        GreetingError::Frame(source) => WorkerError::Connection { action, source }.into(),
+        other => WorkerError::Failed { action, reason: other.to_string() }.into(),
     })
 }
 
@@ -589,6 +594,9 @@ mod tests {
             });
             worker.lost("tell its state", FrameError::Closed)
         });
-        assert!(matches!(&told, Error::WorkerEnded { how, .. } if how.contains("signal 9")), "{told}");
+        assert!(
+            matches!(&told, Error::Workers(WorkerError::Ended { how, .. }) if how.contains("signal 9")),
+            "{told}"
+        );
     }
 }

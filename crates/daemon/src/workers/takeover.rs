@@ -15,6 +15,7 @@ use rekindle_protocol::worker::{Phase, ask};
 
 use super::Worker;
 use crate::error::{Error, Result};
+use crate::workers::WorkerError;
 
 /// How long a worker that has ended may have left something to read.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -94,8 +95,8 @@ impl TakeoverState {
         let all = self.closed.wait_timeout_while(self.lock(), LAST_WORDS, waits);
         let all = all.unwrap_or_else(PoisonError::into_inner).0;
         let client = all.things.get(CLIENT).map(|(_, client)| client);
-        let client =
-            client.ok_or_else(|| Error::Worker { action, reason: "its client was not held".to_string() })?;
+        let client = client
+            .ok_or_else(|| WorkerError::Failed { action, reason: "its client was not held".to_string() })?;
         let others: Vec<_> = all.things.values().filter(|(kept, _)| kept.name != CLIENT).collect();
         let descriptors: Vec<_> =
             std::iter::once(client).chain(others.iter().map(|(_, fd)| fd)).map(AsFd::as_fd).collect();

@@ -7,7 +7,8 @@ use rekindle_sandbox::pages;
 use rekindle_sandbox::soundness::faults;
 use rekindle_store::{Draft, Image, PartKind};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::images::ImageError;
 use crate::images::cpu_images;
 
 /// Where an image has CRIU's images.
@@ -18,7 +19,7 @@ pub fn check_draft(draft: &Draft) -> Result<()> {
     let images = draft.directory(&PartKind::CpuFile)?;
     match faults(&images, Some(&images.with_file_name(pages::DIRECTORY))).into_iter().next() {
         None => Ok(()),
-        Some(what) => Err(Error::Unsound { what }),
+        Some(what) => Err(ImageError::Unsound { what }.into()),
     }
 }
 
@@ -26,10 +27,11 @@ pub fn check_draft(draft: &Draft) -> Result<()> {
 pub fn check(image: &Image, threads: usize) -> Result<()> {
     let Some(what) = faults_of(image).into_iter().next() else { return Ok(()) };
     cpu_images::check(image, threads)?;
-    Err(Error::CannotRestore {
+    Err(ImageError::CannotRestore {
         image: image.manifest().name.clone(),
         reason: format!("CRIU cannot bring its CPU half back: {what}"),
-    })
+    }
+    .into())
 }
 
 /// What is wrong with an image, a sentence each.

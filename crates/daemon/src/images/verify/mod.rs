@@ -5,7 +5,8 @@ pub mod page_files;
 
 use rekindle_store::{Image, Store};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::images::ImageError;
 use crate::reply::Reply;
 
 /// Reads all of an image before anything else is done with it, as `rekindle verify` does.
@@ -15,7 +16,9 @@ pub fn whole(store: &Store, image: &Image, reply: &Reply<'_>) -> Result<()> {
         let report = store.verify(name, &|done, total| reply.progress("verify", done, total))?;
         match report.is_sound() {
             true => Ok(()),
-            false => Err(Error::Damaged { image: name.clone(), problems: report.problems.join("; ") }),
+            false => {
+                Err(ImageError::Damaged { image: name.clone(), problems: report.problems.join("; ") }.into())
+            }
         }
     })
 }
