@@ -31,7 +31,7 @@ mod staging;
 pub use board::{Board, Liveness};
 pub use line::Line;
 pub use merge::Merge;
-pub use queue::{Consumer, Header, MAX_PAYLOAD, Producer, Record};
+pub use queue::{Consumer, Corrupt, Header, MAX_PAYLOAD, Producer, Record};
 #[cfg(not(loom))]
 pub use shared::{BoardMapping, REPLY_BYTES, RING_BYTES, Ring, STAGING_BYTES, SharedError};
 pub use signal::{Signal, Wait};

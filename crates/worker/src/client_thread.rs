@@ -130,7 +130,8 @@ impl ClientThread {
     }
 
     fn attach(&self) {
-        let problem = driver_half::attach(&self.remote).err().unwrap_or_default();
+        let problem =
+            driver_half::attach(&self.remote).err().map_or_else(String::new, |error| error.to_string());
         self.link.send(&ToClient::Attached { problem });
     }
 

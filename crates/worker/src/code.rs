@@ -13,6 +13,8 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use memmap2::Mmap;
 use rekindle_device::Code;
 
+use crate::image;
+
 /// Code that was given to a device.
 #[derive(Clone)]
 pub(crate) enum LoadedCode {
@@ -23,7 +25,7 @@ pub(crate) enum LoadedCode {
 
 impl LoadedCode {
     /// `Err` says why code that was to be read could not be.
-    pub(crate) fn code(&self) -> Result<Code, String> {
+    pub(crate) fn code(&self) -> Result<Code, Arc<image::Error>> {
         match self {
             LoadedCode::Owned(code) => Ok(code.clone()),
             LoadedCode::Mapped(mapped) => Ok(Code::new(mapped.clone())),
@@ -35,17 +37,17 @@ impl LoadedCode {
 /// Code of an image that another thread reads.
 #[derive(Default)]
 pub(crate) struct PendingCode {
-    read: Mutex<Option<Result<Code, String>>>,
+    read: Mutex<Option<Result<Code, Arc<image::Error>>>>,
     is_read: Condvar,
 }
 
 impl PendingCode {
-    pub(crate) fn set(&self, code: Result<Code, String>) {
+    pub(crate) fn set(&self, code: Result<Code, Arc<image::Error>>) {
         *self.read.lock().unwrap_or_else(PoisonError::into_inner) = Some(code);
         self.is_read.notify_all();
     }
 
-    pub(crate) fn wait(&self) -> Result<Code, String> {
+    pub(crate) fn wait(&self) -> Result<Code, Arc<image::Error>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match &*read {

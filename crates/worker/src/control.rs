@@ -28,11 +28,13 @@ use crate::link::Link;
 use crate::ondemand::{self, Conversations, Daemon, wait_for_parting};
 
 mod client;
+mod error;
 mod images;
 mod mending;
 mod parting;
 mod quiesce;
 
+use error::ControlError;
 use parting::{Giving, Parting, Waited};
 
 /// How long who connects may take to greet.
@@ -105,8 +107,8 @@ pub(crate) fn answer<A: Ask>(answer: A::Answer) -> Answer {
     Box::new(move |stream, id, along| frame::send(stream, &Reply { id, answer: Ok(answer) }, along))
 }
 
-pub(crate) fn refuse(stream: &UnixStream, id: u64, problem: String) -> Result<(), FrameError> {
-    frame::send(stream, &Reply::<()> { id, answer: Err(problem) }, &[])
+pub(crate) fn refuse(stream: &UnixStream, id: u64, error: &impl std::error::Error) -> Result<(), FrameError> {
+    frame::send(stream, &Reply::<()> { id, answer: Err(error.to_string()) }, &[])
 }
 
 impl Control {
@@ -213,7 +215,7 @@ impl Control {
 
     /// False if the connection is no more.
     fn answer_loaded(&self, stream: &UnixStream, id: u64) -> bool {
-        let loaded = self.await_loaded();
+        let loaded = self.await_loaded().map_err(|error| error.to_string());
         let mut daemon = self.conversations.daemon();
         daemon.waits = None;
         let sent = frame::send(stream, &Reply { id, answer: loaded.clone() }, &[]);
@@ -253,15 +255,15 @@ impl Control {
             let sleep = matches!(request, Request::Sleep(_));
             let obeyed = match client {
                 FIRST_CLIENT => self.obey(request, descriptors, stream),
-                other => Err(format!("this worker has no client {other}")),
+                other => Err(ControlError::NoClient(other)),
             };
             let sleep = sleep && obeyed.is_ok();
             let along: Vec<OwnedFd> = std::mem::take(&mut self.along);
             let sent = match obeyed {
                 Ok(answer) => answer(stream, id, &along.iter().map(AsFd::as_fd).collect::<Vec<_>>()),
-                Err(problem) => {
-                    log::warn!("a request of the daemon failed: {problem}");
-                    refuse(stream, id, problem)
+                Err(error) => {
+                    log::warn!("a request of the daemon failed: {error}");
+                    refuse(stream, id, &error)
                 }
             };
             self.remote.heard();
@@ -285,7 +287,7 @@ impl Control {
         request: Request,
         descriptors: Vec<OwnedFd>,
         stream: &UnixStream,
-    ) -> Result<Answer, String> {
+    ) -> Result<Answer, ControlError> {
         match request {
             Request::GetStatus(_) => self.status().map(answer::<ask::GetStatus>),
             Request::Take(_) => {
@@ -332,18 +334,18 @@ impl Control {
                 self.save_pinned(stream, staging.into()).map(answer::<ask::SavePinned>)
             }
             Request::Sleep(_) if self.is_shared() => {
-                Err("a program that shares its context cannot be put to sleep".to_string())
+                Err("a program that shares its context cannot be put to sleep".into())
             }
             Request::Sleep(_) if self.quiesced && self.link.is_connected() => {
                 let pipe = descriptors.into_iter().next().ok_or("no pipe came along")?;
                 self.to_sleep = Some(File::from(pipe));
                 Ok(answer::<ask::Sleep>(()))
             }
-            Request::Sleep(_) => Err("only a program that stands still can be put to sleep".to_string()),
+            Request::Sleep(_) => Err("only a program that stands still can be put to sleep".into()),
             Request::HandOver(ask::HandOver { from }) if self.stands_still() => {
                 self.hand_over(from).map(answer::<ask::HandOver>)
             }
-            Request::HandOver(_) => Err("this worker is awake and keeps nothing".to_string()),
+            Request::HandOver(_) => Err("this worker is awake and keeps nothing".into()),
             Request::Memory(ask::Memory { names, copy }) => {
                 let memory = if copy { &mut self.lent } else { &mut self.left };
                 memory.extend(names.into_iter().zip(descriptors));
@@ -400,16 +402,15 @@ impl Control {
             Request::TakeOver(ask::TakeOver { pid, driver_attached, next }) => {
                 self.take_over(pid, driver_attached, next, descriptors).map(answer::<ask::TakeOver>)
             }
-            Request::Loaded(_) => Err("what is loaded is told beside other requests only".to_string()),
+            Request::Loaded(_) => Err("what is loaded is told beside other requests only".into()),
             Request::Adopt(ask::Adopt { pid, driver_attached }) => {
                 self.adopt(pid, driver_attached, descriptors).map(answer::<ask::Adopt>)
             }
-            Request::Admit(_) | Request::GetSharing(_) => {
-                Err("this worker's contexts are not shared".to_string())
-            }
+            Request::Admit(_) | Request::GetSharing(_) => Err("this worker's contexts are not shared".into()),
             Request::SetPortion(ask::SetPortion { portion }) => self
                 .remote
                 .ask(move |dispatcher| dispatcher.client.gpus.set_portion(portion))?
+                .map_err(ControlError::from)
                 .map(answer::<ask::SetPortion>),
             Request::Watch(_) => self.watch(descriptors).map(answer::<ask::Watch>),
             Request::Resume(ask::Resume { restored, driver_attached }) => {
@@ -428,9 +429,9 @@ impl Control {
         matches!(self.kind, Kind::Shared(_))
     }
 
-    fn watch(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    fn watch(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), ControlError> {
         let Kind::Shared(watchers) = &self.kind else {
-            return Err("the client's end is that of its worker".to_string());
+            return Err("the client's end is that of its worker".into());
         };
         let watchers = watchers.clone();
         // Another daemon than this one was to have it go on elsewhere, and is no more.
@@ -454,7 +455,7 @@ impl Control {
         nobody && self.parted.is_none() && waits()
     }
 
-    fn status(&self) -> Result<Status, String> {
+    fn status(&self) -> Result<Status, ControlError> {
         let status = self.remote.ask(|dispatcher| dispatcher.client.status())?;
         Ok(Status { held_back: self.held_back, parted: self.parted.is_some(), ..status })
     }
@@ -470,7 +471,7 @@ impl Control {
         let Some(client) = self.link.socket() else { return "the client has gone".to_string() };
         let status = match self.status() {
             Ok(status) => status,
-            Err(problem) => return problem,
+            Err(error) => return error.to_string(),
         };
         self.link.send(&ToClient::Sleep);
         let memory = std::mem::take(&mut self.left);
@@ -478,41 +479,41 @@ impl Control {
     }
 
     /// Kernels print to the descriptor from now on; the daemon's end is no longer this worker's.
-    fn take(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    fn take(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), ControlError> {
         let output = descriptors.first().ok_or("no descriptor for what kernels print came along")?;
         nix::unistd::dup2_stdout(output)
-            .map_err(|error| format!("cannot print to another file: {}", std::io::Error::from(error)))?;
+            .map_err(|error| ControlError::io("cannot print to another file")(error.into()))?;
         self.kind = Kind::Alone;
         Ok(())
     }
 
     /// Waits until no buffer is shared with other programs.
-    fn unshare(&self) -> Result<(), String> {
+    fn unshare(&self) -> Result<(), ControlError> {
         let (answer, outcome) = channel();
         self.remote.run(move |dispatcher| dispatcher.unshare(answer));
-        outcome.recv().unwrap_or_else(|_| Err(self.remote.problem()))
+        Ok(outcome.recv().unwrap_or_else(|_| Err(self.remote.problem()))?)
     }
 
     /// Waits until the contents of buffers are there.
-    fn await_loaded(&self) -> Result<Vec<Phase>, String> {
+    fn await_loaded(&self) -> Result<Vec<Phase>, ControlError> {
         let (answer, outcome) = channel();
         self.remote.run(move |dispatcher| Loading::await_outcome(dispatcher, answer));
-        outcome.recv().unwrap_or_else(|_| Err(self.remote.problem()))
+        Ok(outcome.recv().map_err(|_| self.remote.problem())??)
     }
 
     /// Has the dispatch thread do something long, and tells it to stop when the daemon goes away meanwhile.
-    fn work<T: Send + 'static>(
+    fn work<T: Send + 'static, E: Into<ControlError> + Send + 'static>(
         &self,
         stream: &UnixStream,
-        work: impl FnOnce(&mut Dispatcher, &AtomicBool) -> Result<T, image::Error> + Send + 'static,
-    ) -> Result<T, String> {
+        work: impl FnOnce(&mut Dispatcher, &AtomicBool) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, ControlError> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         let result = self.remote.start(move |dispatcher| work(dispatcher, &told));
         loop {
             match result.recv_timeout(Duration::from_millis(50)) {
-                Ok(done) => return done.map_err(|error| error.to_string()),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.remote.problem()),
+                Ok(done) => return done.map_err(Into::into),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.remote.problem().into()),
                 Err(RecvTimeoutError::Timeout) if is_closed(stream) => stop.store(true, Ordering::Relaxed),
                 Err(RecvTimeoutError::Timeout) => {}
             }

@@ -14,6 +14,7 @@ use crate::ondemand::{Mend, Uses};
 
 mod activity;
 mod deferred_work;
+mod error;
 mod first_use;
 mod mend;
 mod moment;
@@ -26,9 +27,10 @@ mod slow;
 
 pub(crate) use activity::{Activity, Admission, Shared};
 pub(crate) use deferred_work::DeferredWork;
+pub(crate) use error::DispatchError;
 use first_use::Freed;
 use moment::Moment;
-pub(crate) use outlive::{LEAVING, Outliving};
+pub(crate) use outlive::Outliving;
 pub(crate) use quiesce::QuiesceLevel;
 use quiesce::QuiesceState;
 pub(crate) use remote::{Inbox, Remote, remote};
@@ -122,8 +124,8 @@ impl Dispatcher {
     }
 
     /// Requests before this one were done by a worker before this.
-    pub(crate) fn go_on_with(&mut self, next: u64) -> Result<(), String> {
-        self.merge.set_next(next).map_err(|error| error.to_string())
+    pub(crate) fn go_on_with(&mut self, next: u64) -> Result<(), DispatchError> {
+        Ok(self.merge.set_next(next)?)
     }
 
     /// The ticket of the next request.
@@ -185,7 +187,7 @@ impl Dispatcher {
             }
             let worked = match self.round() {
                 Ok(worked) => worked,
-                Err(problem) => return Ended::Failed(problem),
+                Err(error) => return Ended::Failed(error.to_string()),
             };
             if worked < ROUND && self.client.waiting.transfers != 0 {
                 self.client.close_batches();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rekindle_cuda::CuResult;
 use rekindle_device::Platform;
 use rekindle_protocol::tuning;
 
@@ -26,6 +27,21 @@ pub struct OpenedDriver {
     pub output: ProgramOutput,
     /// Modules are taken apart where that can be, and loaded a kernel at a time.
     pub in_pieces: bool,
+}
+
+/// Why a GPU's driver cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("the emulated GPU does not start: {0}")]
+    Emulated(#[from] rekindle_emulated::Error),
+    #[error(transparent)]
+    Nvidia(#[from] rekindle_nvidia::OpenError),
+    #[error("there is no NVIDIA GPU {index}: the driver has {found}")]
+    NoGpu { index: usize, found: usize },
+    #[error("the GPU's context cannot be made: {0}")]
+    Context(#[source] CuResult),
+    #[error("{variable} is {value:?}; {expected}")]
+    Setting { variable: &'static str, value: String, expected: &'static str },
 }
 
 impl std::fmt::Display for Gpu {
@@ -54,8 +70,7 @@ impl Gpu {
         }
     }
 
-    /// `Err` is one sentence.
-    pub fn open(&self) -> Result<OpenedDriver, String> {
+    pub fn open(&self) -> Result<OpenedDriver, OpenError> {
         match self {
             Gpu::Emulated { config } => {
                 let config = match config {
@@ -64,17 +79,16 @@ impl Gpu {
                 };
                 let output = ProgramOutput::default();
                 let sink = Box::new(output.clone());
-                let platform = config
-                    .and_then(|config| rekindle_emulated::platform_with_output(&config, sink))
-                    .map_err(|error| format!("the emulated GPU does not start: {error}"))?;
+                let platform =
+                    config.and_then(|config| rekindle_emulated::platform_with_output(&config, sink))?;
                 let gpus = (0..platform.devices().len()).collect();
                 Ok(OpenedDriver { platform, gpus, real_driver: None, output, in_pieces: in_pieces()? })
             }
             Gpu::Nvidia { indices } => {
-                let platform = rekindle_nvidia::NvidiaPlatform::open().map_err(|error| error.to_string())?;
+                let platform = rekindle_nvidia::NvidiaPlatform::open()?;
                 let found = platform.devices().len();
-                if let Some(index) = indices.iter().find(|index| **index >= found) {
-                    return Err(format!("there is no NVIDIA GPU {index}: the driver has {found}"));
+                if let Some(index) = indices.iter().copied().find(|index| *index >= found) {
+                    return Err(OpenError::NoGpu { index, found });
                 }
                 let platform = platform.of_one_program(indices);
                 let real_driver = Some(platform.library().to_string_lossy().into_owned());
@@ -92,11 +106,15 @@ impl Gpu {
     }
 }
 
-/// Whether modules are loaded in `pieces`, or `whole`. `Err` is one sentence.
-fn in_pieces() -> Result<bool, String> {
+/// Whether modules are loaded in `pieces`, or `whole`.
+fn in_pieces() -> Result<bool, OpenError> {
     match tuning::word(tuning::CODE).as_deref() {
         None | Some("" | "pieces") => Ok(true),
         Some("whole") => Ok(false),
-        Some(other) => Err(format!("{} is {other:?}; set it to whole or pieces", tuning::CODE)),
+        Some(other) => Err(OpenError::Setting {
+            variable: tuning::CODE,
+            value: other.to_string(),
+            expected: "set it to whole or pieces",
+        }),
     }
 }

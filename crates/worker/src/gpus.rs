@@ -16,7 +16,7 @@ use crate::gpu::OpenedDriver;
 use crate::hashing::Hasher;
 use crate::image::BlockPool;
 use crate::memory::Regions;
-use crate::shared::{ClientDevice, Common, DivisionMember};
+use crate::shared::{ClientDevice, Common, DivisionMember, PortionError};
 
 /// As many as keep both directions of the link busy.
 const COPY_STREAMS: usize = 4;
@@ -49,7 +49,7 @@ enum Source {
         /// When allocations get memory.
         memory: ShareMemory,
         /// Why it cannot have that.
-        refused: OnceLock<String>,
+        refused: OnceLock<PortionError>,
     },
 }
 
@@ -166,15 +166,15 @@ impl Gpus {
     }
 
     /// Has the client have this of them from now on.
-    pub(crate) fn set_portion(&self, wanted: Portion) -> std::result::Result<(), String> {
+    pub(crate) fn set_portion(&self, wanted: Portion) -> std::result::Result<(), PortionError> {
         let Source::Shared { portion, views, .. } = &self.source else {
-            return Err("its context is its own".to_string());
+            return Err(PortionError::NotShared);
         };
         let mut portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
         let views = views.lock().unwrap_or_else(PoisonError::into_inner);
         for (number, (view, member)) in views.iter().enumerate() {
             if let Err(problem) =
-                view.bind().map_err(|code| code.to_string()).and_then(|()| member.set(wanted.sm_share))
+                view.bind().map_err(PortionError::Context).and_then(|()| member.set(wanted.sm_share))
             {
                 views.iter().take(number).for_each(|(_, member)| drop(member.set(portion.sm_share)));
                 return Err(problem);
@@ -186,7 +186,7 @@ impl Gpus {
     }
 
     /// Why the client cannot have what it is to have of a context.
-    pub(crate) fn refused(&self) -> Option<&String> {
+    pub(crate) fn refused(&self) -> Option<&PortionError> {
         match &self.source {
             Source::Own => None,
             Source::Shared { refused, .. } => refused.get(),

@@ -72,7 +72,7 @@ pub(crate) fn main(number: &OsStr) -> ExitCode {
     }
 }
 
-fn open(number: &OsStr) -> Result<Keeper, String> {
+fn open(number: &OsStr) -> std::io::Result<Keeper> {
     let belongings: PassedDescriptors = successor::known(number)?;
     // SAFETY: the program that this process ran before has left them open, each for one owner here.
     let own = |number| unsafe { OwnedFd::from_raw_fd(number) };

@@ -40,7 +40,7 @@ mod touched;
 
 pub use arguments::{Arguments, ArgumentsError, Purpose};
 pub use dispatch::Ended;
-pub use gpu::{Gpu, OpenedDriver};
+pub use gpu::{Gpu, OpenError, OpenedDriver};
 pub use printed::ProgramOutput;
 pub use shared::serve as serve_shared;
 pub use start::{main, serve};

@@ -14,6 +14,7 @@ use rekindle_protocol::frame;
 use serde::Serialize;
 
 use crate::control::is_closed;
+use crate::driver_half::DriverHalfError;
 
 /// The worker's one client. It exists before the client has come and after it has gone.
 pub(crate) struct Link {
@@ -68,7 +69,7 @@ pub(crate) enum Answer {
     Busy(String),
     Resumed,
     /// Whether the driver half was detached.
-    Released(Result<bool, String>),
+    Released(Result<bool, DriverHalfError>),
     Gone,
 }
 

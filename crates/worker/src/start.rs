@@ -17,7 +17,7 @@ use crate::arguments::{Arguments, Purpose};
 use crate::client::Client;
 use crate::control::{Control, Kind};
 use crate::dispatch::{Dispatcher, Ended, remote};
-use crate::gpu::OpenedDriver;
+use crate::gpu::{OpenError, OpenedDriver};
 use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::ondemand::Conversations;
@@ -82,14 +82,14 @@ pub(crate) fn prepare_process() {
 /// context is made at once, so that it is there when the client comes.
 ///
 /// Threads of the worker may outlast the return; the process is to end after it.
-pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<OpenedDriver, String>) -> Ended {
+pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<OpenedDriver, OpenError>) -> Ended {
     serve_as(listener, false, open)
 }
 
 fn serve_as(
     listener: UnixListener,
     spare: bool,
-    open: impl FnOnce() -> Result<OpenedDriver, String>,
+    open: impl FnOnce() -> Result<OpenedDriver, OpenError>,
 ) -> Ended {
     let (remote, inbox) = remote();
     let link = Link::new();
@@ -119,8 +119,9 @@ fn serve_as(
             });
             ended
         }
-        Err(problem) => {
+        Err(error) => {
             // The daemon hears why when it asks for something.
+            let problem = error.to_string();
             log::error!("{problem}");
             inbox.refuse(problem.clone());
             remote.wait_until_heard();
@@ -130,10 +131,10 @@ fn serve_as(
 }
 
 /// A client without a program yet, on GPUs of which the first has a context.
-pub(crate) fn first_client(opened: OpenedDriver, link: Arc<Link>) -> Result<Client, String> {
+pub(crate) fn first_client(opened: OpenedDriver, link: Arc<Link>) -> Result<Client, OpenError> {
     let output = opened.output.clone();
     let client = Gpus::new(opened).and_then(|gpus| Client::new(Arc::new(gpus), output, link));
-    client.map_err(|code| format!("the GPU's context cannot be made: {code}"))
+    client.map_err(OpenError::Context)
 }
 
 pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {

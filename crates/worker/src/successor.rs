@@ -39,14 +39,14 @@ pub(crate) fn memory_file(contents: &[&[u8]]) -> std::io::Result<File> {
 }
 
 /// What was passed on with the descriptor of this number.
-pub(crate) fn known<T: DeserializeOwned>(number: &OsStr) -> Result<T, String> {
-    let number: RawFd =
-        number.to_str().and_then(|text| text.parse().ok()).ok_or("the descriptor's number is none")?;
+pub(crate) fn known<T: DeserializeOwned>(number: &OsStr) -> std::io::Result<T> {
+    let number = number.to_str().and_then(|text| text.parse::<RawFd>().ok());
+    let number = number.ok_or_else(|| Error::other("the descriptor's number is none"))?;
     let mut text = Vec::new();
     // SAFETY: the program that this process ran before has left this descriptor open for nothing else.
     let mut file = unsafe { File::from_raw_fd(number) };
-    file.read_to_end(&mut text).map_err(|error| error.to_string())?;
-    serde_json::from_slice(&text).map_err(|error| error.to_string())
+    file.read_to_end(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
 }
 
 /// Closes all descriptors but these: one of the driver's that came along would hold the GPU.

@@ -1,6 +1,7 @@
 //! Bringing everything to a stop for a checkpoint.
 
 use super::Client;
+use crate::dispatch::DispatchError;
 
 impl Client {
     /// Whether work that was issued may wait for what only the program does: call its functions, or write a value.
@@ -9,15 +10,11 @@ impl Client {
     }
 
     /// True when no device has work under way; then all of them have also been synchronised.
-    pub(crate) fn settle(&mut self) -> Result<bool, String> {
+    pub(crate) fn settle(&mut self) -> Result<bool, DispatchError> {
         if !self.recordings.is_empty() {
-            return Err(
-                "the program is capturing a graph; try again when it has ended the capture".to_string()
-            );
+            return Err(DispatchError::Capturing);
         }
-        let failed = |device: usize, code| {
-            format!("the GPU context of device {device} has failed with {code}; its state cannot be saved")
-        };
+        let failed = |device, code| DispatchError::Context { device, code };
         for device in self.open_devices() {
             if !self.is_idle(device).map_err(|code| failed(device, code))? {
                 return Ok(false);

@@ -5,14 +5,18 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Control;
+use super::{Control, ControlError};
 use crate::client_thread::ClientThread;
 use crate::dispatch::Dispatcher;
 use crate::ondemand;
 
 impl Control {
     /// Takes the client's socket and greets it.
-    pub(super) fn welcome(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    pub(super) fn welcome(
+        &mut self,
+        directory: PathBuf,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ControlError> {
         let for_engine = directory.clone();
         let welcome = self.remote.ask(move |dispatcher| {
             dispatcher.client.directory = for_engine;
@@ -20,7 +24,7 @@ impl Control {
         })?;
         self.connect(directory, descriptors)?;
         if !self.link.send(&welcome) {
-            return Err("the client closed its socket before it was welcomed".to_string());
+            return Err("the client closed its socket before it was welcomed".into());
         }
         Ok(())
     }
@@ -30,7 +34,7 @@ impl Control {
         pid: i32,
         driver_attached: bool,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ControlError> {
         let directory = self.remote.ask(move |dispatcher| {
             dispatcher.client.pid = pid;
             dispatcher.client.driver_attached = driver_attached;
@@ -42,7 +46,7 @@ impl Control {
     }
 
     /// Takes over what another worker has left, which the descriptors are of: its client's socket and its journal.
-    pub(super) fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    pub(super) fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<(), ControlError> {
         let journal = descriptors.pop().ok_or("the journal did not come along")?;
         self.remote.ask(move |dispatcher| ondemand::go_on(dispatcher, journal, pid))??;
         self.adopt(pid, false, descriptors)?;
@@ -50,11 +54,11 @@ impl Control {
         Ok(())
     }
 
-    fn connect(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    fn connect(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), ControlError> {
         let descriptor = descriptors.into_iter().next().ok_or("the client's socket did not come along")?;
         let socket = Arc::new(UnixStream::from(descriptor));
         if !self.link.connect(socket.clone()) {
-            return Err("this worker has a client already".to_string());
+            return Err("this worker has a client already".into());
         }
         let (remote, link) = (self.remote.clone(), self.link.clone());
         let told = remote.clone();
@@ -62,7 +66,7 @@ impl Control {
         let conversations = self.conversations.clone();
         let thread = ClientThread { socket, directory, remote, link, conversations };
         let spawned = std::thread::Builder::new().name("client".into()).spawn(move || thread.run());
-        self.client = Some(spawned.map_err(|error| format!("cannot start a thread: {error}"))?);
+        self.client = Some(spawned.map_err(ControlError::io("cannot start a thread"))?);
         Ok(())
     }
 }

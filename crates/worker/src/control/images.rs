@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use rekindle_protocol::worker::{CacheMemory, Cached, Contents, MOST_DESCRIPTORS, Phase, Saved, ask};
 
-use super::{Control, is_closed};
+use super::{Control, ControlError, is_closed};
 use crate::dispatch::Dispatcher;
 use crate::image::{self, CodePreCopy, RestoreOptions, Shadow, Timer};
 
@@ -17,7 +17,7 @@ impl Control {
         stream: &UnixStream,
         staging: PathBuf,
         contents: Contents,
-    ) -> Result<Saved, String> {
+    ) -> Result<Saved, ControlError> {
         if contents == Contents::Left {
             self.unshare()?;
         }
@@ -36,17 +36,21 @@ impl Control {
     }
 
     /// Writes what can be written of GPU memory while the program runs.
-    pub(super) fn save_ahead(&mut self, stream: &UnixStream, staging: PathBuf) -> Result<Vec<Phase>, String> {
+    pub(super) fn save_ahead(
+        &mut self,
+        stream: &UnixStream,
+        staging: PathBuf,
+    ) -> Result<Vec<Phase>, ControlError> {
         let remote = self.remote.clone();
         let begin = move |dispatcher: &mut Dispatcher| image::begin_ahead(dispatcher, &staging, remote);
-        let begun = match self.remote.ask(begin)?.map_err(|error| error.to_string())? {
+        let begun = match self.remote.ask(begin)?? {
             Ok(begun) => begun,
             Err(nothing) => {
                 self.ahead = nothing;
                 return Ok(Vec::new());
             }
         };
-        let written = begun.drain.finish(|| !is_closed(stream)).map_err(|error| error.to_string());
+        let written = begun.drain.finish(|| !is_closed(stream));
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
         let (_, phases) = written?;
@@ -61,26 +65,26 @@ impl Control {
     }
 
     /// The program runs meanwhile.
-    pub(super) fn save_code(&mut self, staging: PathBuf) -> Result<(), String> {
+    pub(super) fn save_code(&mut self, staging: PathBuf) -> Result<(), ControlError> {
         let codes = self.remote.ask(|dispatcher| dispatcher.client.codes())?;
-        self.code = CodePreCopy::write(staging, &codes).map_err(|error| error.to_string())?;
+        self.code = CodePreCopy::write(staging, &codes)?;
         Ok(())
     }
 
     /// Copies of the descriptors of memory that a save has left, from so many on: their names.
-    pub(super) fn hand_over(&mut self, from: usize) -> Result<Vec<String>, String> {
+    pub(super) fn hand_over(&mut self, from: usize) -> Result<Vec<String>, ControlError> {
         let mut left: Vec<_> = self.left.iter().collect();
         left.sort_unstable_by_key(|(name, _)| *name);
         let some = left.into_iter().skip(from).take(MOST_DESCRIPTORS);
         let copies = some.map(|(name, memory)| Ok((name.clone(), memory.try_clone()?)));
         let copies: std::io::Result<(Vec<_>, Vec<_>)> = copies.collect();
-        let (names, memory) = copies.map_err(|error| format!("its memory cannot be handed over: {error}"))?;
+        let (names, memory) = copies.map_err(ControlError::io("its memory cannot be handed over"))?;
         self.along = memory;
         Ok(names)
     }
 
     /// Waits until what was shadowed is in the image, if that is still wanted.
-    pub(super) fn drain(&mut self, stream: &UnixStream, wanted: bool) -> Result<Saved, String> {
+    pub(super) fn drain(&mut self, stream: &UnixStream, wanted: bool) -> Result<Saved, ControlError> {
         if !wanted {
             self.forget_ahead();
             let remote = self.remote.clone();
@@ -89,14 +93,14 @@ impl Control {
         }
         let shadow = self.remote.ask(|dispatcher| dispatcher.client.shadow.as_ref().map(Shadow::drain))?;
         let Some(drain) = shadow else { return Ok(Saved::default()) };
-        let drained = drain.finish(|| !is_closed(stream)).map_err(|error| error.to_string());
+        let drained = drain.finish(|| !is_closed(stream));
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
         let (parts, phases) = drained?;
         Ok(Saved { parts, phases, memory: None })
     }
 
-    pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Saved, String> {
+    pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Saved, ControlError> {
         let save = move |dispatcher: &mut Dispatcher, _: &AtomicBool| {
             image::save_pinned(&dispatcher.client, &staging)
         };
@@ -108,7 +112,7 @@ impl Control {
         &mut self,
         stream: &UnixStream,
         request: ask::Restore,
-    ) -> Result<Vec<Phase>, String> {
+    ) -> Result<Vec<Phase>, ControlError> {
         let ask::Restore { image, run_directory, cached, beside, runs } = request;
         let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
         let lent = std::mem::take(&mut self.lent);
@@ -136,7 +140,7 @@ impl Control {
             if runs {
                 dispatcher.hold_requests();
             }
-            Ok(phases)
+            Ok::<_, image::Error>(phases)
         })?;
         self.held_back = true;
         self.runs = runs;
@@ -148,9 +152,10 @@ impl Control {
         memories: Vec<CacheMemory>,
         descriptors: Vec<OwnedFd>,
         register: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), ControlError> {
         if memories.len() != descriptors.len() {
-            return Err(format!("{} memories came with {} descriptors", memories.len(), descriptors.len()));
+            let (memories, descriptors) = (memories.len(), descriptors.len());
+            return Err(ControlError::Memories { memories, descriptors });
         }
         self.remote.ask(move |dispatcher| {
             let device = if register { dispatcher.client.any_device().ok() } else { None };
@@ -172,7 +177,7 @@ impl Control {
         memory: (CacheMemory, OwnedFd),
         into: Vec<Cached>,
         cached: Vec<Cached>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ControlError> {
         self.work(stream, move |dispatcher, stop| {
             image::fill_cache(dispatcher, &image, memory, &into, cached, stop)
         })?;

@@ -7,9 +7,8 @@ use std::path::PathBuf;
 use rekindle_protocol::client::ToClient;
 use rekindle_protocol::worker::{Phase, ask};
 
-use super::Control;
+use super::{Control, ControlError};
 use crate::dispatch::Dispatcher;
-use crate::image;
 use crate::ondemand::{self, Mend, MendTakeover};
 
 impl Control {
@@ -18,7 +17,7 @@ impl Control {
         &mut self,
         (store, name): (PathBuf, String),
         descriptors: Vec<OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ControlError> {
         let daemon = descriptors.into_iter().next().ok_or("no socket came along")?;
         let daemon = UnixStream::from(daemon);
         let client = self.link.socket().ok_or("the client has gone")?;
@@ -26,12 +25,11 @@ impl Control {
         self.remote.ask(move |dispatcher: &mut Dispatcher| {
             let mend = match dispatcher.mend.take() {
                 Some(mend) => mend,
-                None => Mend::new(store, name).map_err(|error| {
-                    format!("memory to mend the loss of this worker with cannot be had: {error}")
-                })?,
+                None => Mend::new(store, name)
+                    .map_err(ControlError::io("memory to mend the loss of this worker with cannot be had"))?,
             };
             dispatcher.mend.insert(mend).be_held_by(daemon, &client);
-            Ok::<_, String>(())
+            Ok::<_, ControlError>(())
         })?
     }
 
@@ -41,17 +39,17 @@ impl Control {
         stream: &UnixStream,
         request: ask::TakeUp,
         mut descriptors: Vec<OwnedFd>,
-    ) -> Result<Vec<Phase>, String> {
+    ) -> Result<Vec<Phase>, ControlError> {
         let ask::TakeUp { run_directory, pid, store, name, how, kept } = request;
         if descriptors.len() != kept.len() + 1 {
-            return Err(format!("{} descriptors came with {} names", descriptors.len(), kept.len()));
+            let (descriptors, names) = (descriptors.len(), kept.len());
+            return Err(ControlError::Names { descriptors, names });
         }
         let client = descriptors.remove(0);
         let held: Vec<_> = kept.into_iter().zip(descriptors).collect();
         let (remote, directory) = (self.remote.clone(), PathBuf::from(run_directory));
-        let (taken, mut phases): (MendTakeover, Vec<Phase>) = self.work(stream, move |dispatcher, _| {
-            ondemand::take_up(dispatcher, held, directory, &remote).map_err(image::Error::Refused)
-        })?;
+        let (taken, mut phases): (MendTakeover, Vec<Phase>) =
+            self.work(stream, move |dispatcher, _| ondemand::take_up(dispatcher, held, directory, &remote))?;
         phases.extend(self.await_loaded()?);
         let place = (PathBuf::from(store), name);
         let go_on = move |dispatcher: &mut Dispatcher| taken.go_on(dispatcher, pid, how, place);

@@ -25,36 +25,36 @@ use std::time::Duration;
 use rekindle_protocol::fault;
 use rekindle_protocol::worker::Parted;
 
-use super::{Control, readable};
+use super::{Control, ControlError, readable};
 use crate::dispatch::{Dispatcher, Ended};
 
 impl Control {
     /// The context has failed that the client shares, and it is to go on with another worker.
-    pub(super) fn leave(&mut self) -> Result<(), String> {
+    pub(super) fn leave(&mut self) -> Result<(), ControlError> {
         self.hear_no_more();
         if self.remote.ask(|dispatcher| dispatcher.is_leaving()).is_ok_and(|is_leaving| is_leaving) {
             self.leaves = true;
             return Ok(());
         }
         self.link.set_parted(false);
-        Err("only a client at rest whose context has failed goes on elsewhere".to_string())
+        Err("only a client at rest whose context has failed goes on elsewhere".into())
     }
 
-    pub(super) fn part(&mut self, descriptors: Vec<OwnedFd>) -> Result<Parted, String> {
+    pub(super) fn part(&mut self, descriptors: Vec<OwnedFd>) -> Result<Parted, ControlError> {
         if self.is_shared() && !self.leaves {
             return Err(
                 "a program that shares its context can go on with another worker only when that has failed"
-                    .to_string(),
+                    .into(),
             );
         }
         if !self.stands_still() || self.parted.is_some() {
-            return Err("only a program that stands still can go on with another worker".to_string());
+            return Err("only a program that stands still can go on with another worker".into());
         }
         let mut words = descriptors.into_iter().map(PipeEnd::from);
         let word = words.next().ok_or("the pipe did not come along")?;
         let all = words.next();
         let client = self.link.socket().ok_or("the client has gone")?;
-        let client = client.try_clone().map_err(|error| format!("its socket cannot be shared: {error}"))?;
+        let client = client.try_clone().map_err(ControlError::io("its socket cannot be shared"))?;
         let parted = self.remote.ask(|dispatcher| Parted {
             next: dispatcher.next_request(),
             driver_attached: dispatcher.client.driver_attached,
@@ -72,7 +72,7 @@ impl Control {
         driver_attached: bool,
         next: u64,
         mut descriptors: Vec<OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ControlError> {
         let all = if descriptors.len() > 2 { descriptors.pop().map(PipeEnd::from) } else { None };
         let word = descriptors.pop().ok_or("the pipe did not come along")?.into();
         self.remote.ask(move |dispatcher: &mut Dispatcher| dispatcher.go_on_with(next))??;
@@ -83,27 +83,26 @@ impl Control {
     }
 
     /// The client is about to go on here, and not where it was.
-    pub(super) fn give_word(&mut self) -> Result<(), String> {
+    pub(super) fn give_word(&mut self) -> Result<(), ControlError> {
         let Some(Giving { mut word, mut all, .. }) = self.word.take() else { return Ok(()) };
         if all.as_mut().is_some_and(|all| !is_said(all)) {
-            let problem =
-                "a program of several processes was to go on here before all of them could".to_string();
-            self.give_back(word, problem.clone());
-            return Err(problem);
+            let problem = "a program of several processes was to go on here before all of them could";
+            self.give_back(word, problem.to_string());
+            return Err(problem.into());
         }
-        let given = fault::point("taking-over").map_err(|fault| fault.to_string());
+        let given = fault::point("taking-over").map_err(ControlError::from);
         let given = given.and_then(|()| match word.write_all(&[1]) {
             // The other worker has ended.
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                Err(format!("the other worker cannot be told: {error}"))
+                Err(ControlError::io("the other worker cannot be told")(error))
             }
             _ => Ok(()),
         });
         match given {
             Ok(()) => self.link.set_lent(false),
-            Err(problem) => {
-                self.give_back(word, problem.clone());
-                return Err(problem);
+            Err(error) => {
+                self.give_back(word, error.to_string());
+                return Err(error);
             }
         }
         Ok(())
@@ -162,13 +161,13 @@ impl Control {
     }
 
     /// The client is to go on here: an error if the other worker has it, or may have it yet.
-    pub(super) fn comes_back(&mut self) -> Result<(), String> {
+    pub(super) fn comes_back(&mut self) -> Result<(), ControlError> {
         let Some(parting) = &mut self.parted else { return Ok(()) };
-        let undecided = || "the program may go on with another worker yet".to_string();
-        self.taken = self.taken || parting.is_taken().ok_or_else(undecided)?;
+        let undecided = "the program may go on with another worker yet";
+        self.taken = self.taken || parting.is_taken().ok_or(undecided)?;
         if self.taken {
             self.link.hand_over();
-            return Err("the program has gone on with another worker".to_string());
+            return Err("the program has gone on with another worker".into());
         }
         self.parted = None;
         self.link.set_parted(false);

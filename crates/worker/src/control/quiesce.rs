@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, ToClient};
 use rekindle_protocol::worker::Contents;
 
-use super::Control;
-use crate::dispatch::{Dispatcher, LEAVING, QuiesceLevel};
+use super::{Control, ControlError};
+use crate::dispatch::{DispatchError, Dispatcher, QuiesceLevel};
 use crate::driver_half;
 use crate::image::{self, CodePreCopy};
 use crate::link::Answer;
@@ -19,7 +19,7 @@ const ANSWER_SLACK: Duration = Duration::from_secs(1);
 
 impl Control {
     /// Whether the client's GPUs have nothing to do now.
-    pub(super) fn await_moment(&self, limit: Duration) -> Result<bool, String> {
+    pub(super) fn await_moment(&self, limit: Duration) -> Result<bool, ControlError> {
         let (answer, moment) = channel();
         self.remote.run(move |dispatcher| dispatcher.await_moment(limit, answer));
         // One that comes to another state meanwhile does not look any more.
@@ -27,9 +27,9 @@ impl Control {
     }
 
     /// For what is copied beside the program, work that the GPU has goes on, and a save waits for it.
-    pub(super) fn quiesce(&mut self, limit: Duration, contents: Contents) -> Result<Quiesced, String> {
+    pub(super) fn quiesce(&mut self, limit: Duration, contents: Contents) -> Result<Quiesced, ControlError> {
         if self.is_shared() && self.remote.ask(|dispatcher| dispatcher.is_leaving())? {
-            return Err(LEAVING.to_string());
+            return Err(DispatchError::Leaving.into());
         }
         let began = Instant::now();
         self.quiesced = true;
@@ -43,10 +43,10 @@ impl Control {
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
         let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
             Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
-            Answer::Busy(reason) => Some(Err(reason)),
+            Answer::Busy(reason) => Some(Err(ControlError::Busy(reason))),
             _ => None,
         });
-        let stopped = answer.map_err(|unanswered| unanswered.to_string()).and_then(|answer| answer);
+        let stopped = answer.map_err(ControlError::from).flatten();
         let drained = stopped.and_then(|mut quiesced| {
             let driver_attached = quiesced.driver_attached;
             let uncollected = std::mem::take(&mut quiesced.uncollected);
@@ -65,14 +65,14 @@ impl Control {
     }
 
     /// Waits for the work that goes on while the program stands still, if there is any.
-    pub(super) fn await_work(&mut self) -> Result<bool, String> {
+    pub(super) fn await_work(&mut self) -> Result<bool, ControlError> {
         let Some(limit) = self.undone.take() else { return Ok(false) };
         self.remote.drain(QuiesceLevel::Work, limit).inspect_err(|_| self.waits_for_work = true)?;
         Ok(true)
     }
 
     /// Detaches the driver half of the client while that runs, if it can give it up; whether it did.
-    pub(super) fn release(&mut self, processes: &[(i32, i32)], limit_ms: u32) -> Result<bool, String> {
+    pub(super) fn release(&mut self, processes: &[(i32, i32)], limit_ms: u32) -> Result<bool, ControlError> {
         let (seen, version) =
             self.remote.ask(|dispatcher| (dispatcher.client.seen(), dispatcher.client.version))?;
         let pid = processes.iter().find(|(inside, _)| *inside == seen).map(|(_, pid)| *pid);
@@ -83,14 +83,14 @@ impl Control {
             Answer::Released(released) => Some(released),
             _ => None,
         });
-        answer.map_err(|unanswered| unanswered.to_string())?
+        Ok(answer??)
     }
 
-    pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<(), String> {
-        driver_half::detach(&self.remote, Some(pid), limit_ms)
+    pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<(), ControlError> {
+        Ok(driver_half::detach(&self.remote, Some(pid), limit_ms)?)
     }
 
-    pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<(), String> {
+    pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<(), ControlError> {
         self.comes_back()?;
         self.give_word()?;
         self.undone = None;
@@ -108,7 +108,7 @@ impl Control {
         let answered =
             self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
         self.quiesced = false;
-        answered.map_err(|unanswered| unanswered.to_string())
+        Ok(answered?)
     }
 
     /// A client that waits to leave its context does not; false if it does not wait for that.

@@ -18,15 +18,12 @@ use std::time::Duration;
 use rekindle_protocol::worker::ContextLost;
 
 use super::activity::Quiesced;
-use super::{Activity, Dispatcher};
+use super::{Activity, DispatchError, Dispatcher};
 use crate::client::NoteProgress;
 use crate::control::Watchers;
 use crate::ondemand::Mend;
 use crate::shared::Health;
 
-/// Why a program whose client leaves its context cannot be brought to a stand.
-pub(crate) const LEAVING: &str =
-    "the context that it shared has failed, and it is about to go on in another one; try again in a moment";
 /// A client that asks for nothing for so long is looked at.
 const QUIET: Duration = Duration::from_millis(1);
 /// So often at most, while the GPU works for it.
@@ -123,7 +120,7 @@ impl Dispatcher {
         };
         if obstacle.is_none() && outliving.tell(ContextLost::AtRest) {
             outliving.lost = Some(ContextLost::AtRest);
-            self.refuse_drain(LEAVING);
+            self.refuse_drain(DispatchError::Leaving);
             self.client.leave();
             self.activity = Activity::Quiesced(Quiesced { blocks: None, shared: None });
             log::info!(

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use super::activity::Quiesced;
-use super::{Activity, Dispatcher, LEAVING};
+use super::{Activity, DispatchError, Dispatcher};
 use crate::image::Preparing;
 
 /// The program is coming to a stop.
@@ -30,7 +30,7 @@ struct Drain {
     wanted: QuiesceLevel,
     limit: Duration,
     since: Instant,
-    answer: Sender<Result<QuiesceLevel, String>>,
+    answer: Sender<Result<QuiesceLevel, DispatchError>>,
 }
 
 impl Dispatcher {
@@ -47,10 +47,10 @@ impl Dispatcher {
         &mut self,
         wanted: QuiesceLevel,
         limit: Duration,
-        answer: Sender<Result<QuiesceLevel, String>>,
+        answer: Sender<Result<QuiesceLevel, DispatchError>>,
     ) {
         if self.is_leaving() {
-            let _ = answer.send(Err(LEAVING.to_string()));
+            let _ = answer.send(Err(DispatchError::Leaving));
             return;
         }
         let drain = Drain { wanted, limit, since: Instant::now(), answer };
@@ -62,9 +62,9 @@ impl Dispatcher {
     }
 
     /// Whoever waits for the end of all work is told why that is not waited for.
-    pub(crate) fn refuse_drain(&mut self, problem: &str) {
+    pub(crate) fn refuse_drain(&mut self, problem: DispatchError) {
         if let Some(drain) = self.stopping.as_mut().and_then(|stopping| stopping.drain.take()) {
-            let _ = drain.answer.send(Err(problem.to_string()));
+            let _ = drain.answer.send(Err(problem));
         }
     }
 
@@ -78,10 +78,7 @@ impl Dispatcher {
         let result = match settled.then(|| self.client.settle()) {
             Some(Ok(true)) => match self.client.data.problem() {
                 None => self.client.own_arrays(),
-                Some(problem) => Err(format!(
-                    "the program holds data that could not be loaded, and has to free it or load it again: {}",
-                    problem.sentence
-                )),
+                Some(problem) => Err(DispatchError::Data { sentence: problem.sentence.clone() }),
             },
             Some(Err(problem)) => Err(problem),
             _ if work_goes_on => {
@@ -91,14 +88,8 @@ impl Dispatcher {
                 return;
             }
             _ if since.elapsed() < limit => return,
-            _ if !loaded => Err(format!(
-                "data that the program declared was still being loaded after {:.1} s; wait for it, or give more time",
-                limit.as_secs_f64()
-            )),
-            _ => Err(format!(
-                "the GPU was still running the program's work after {:.1} s; wait for it, or give more time",
-                limit.as_secs_f64()
-            )),
+            _ if !loaded => Err(DispatchError::Loading { limit }),
+            _ => Err(DispatchError::Working { limit }),
         };
         let Some(QuiesceState { blocks, drain: Some(drain) }) = self.stopping.take() else { return };
         if result.is_ok() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_ring::Board;
 
-use super::{Dispatcher, Ended, QuiesceLevel};
+use super::{DispatchError, Dispatcher, Ended, QuiesceLevel};
 
 type Command = Box<dyn FnOnce(&mut Dispatcher) + Send>;
 
@@ -79,7 +79,7 @@ impl Remote {
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         command: impl FnOnce(&mut Dispatcher) -> T + Send + 'static,
-    ) -> Result<T, String> {
+    ) -> Result<T, DispatchError> {
         self.start(command).recv().map_err(|_| self.problem())
     }
 
@@ -89,12 +89,13 @@ impl Remote {
     }
 
     /// Why commands are not run any more.
-    pub(crate) fn problem(&self) -> String {
-        self.shared.problem.get().cloned().unwrap_or_else(|| "the worker is ending".to_string())
+    pub(crate) fn problem(&self) -> DispatchError {
+        let problem = self.shared.problem.get().cloned();
+        DispatchError::Over(problem.unwrap_or_else(|| "the worker is ending".to_string()))
     }
 
     /// Waits until a program that makes no more calls has come to such a rest, or to more: which.
-    pub(crate) fn drain(&self, wanted: QuiesceLevel, limit: Duration) -> Result<QuiesceLevel, String> {
+    pub(crate) fn drain(&self, wanted: QuiesceLevel, limit: Duration) -> Result<QuiesceLevel, DispatchError> {
         let (answer, result) = channel();
         self.run(move |dispatcher| dispatcher.drain(wanted, limit, answer));
         result.recv().unwrap_or_else(|_| Err(self.problem()))

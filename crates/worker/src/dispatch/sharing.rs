@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::Sender;
 
-use super::{Activity, Dispatcher};
+use super::{Activity, DispatchError, Dispatcher};
 
 impl Dispatcher {
     /// Ends sharing if that is wished and nothing is under way. Whether requests wait for the GPU.
@@ -11,7 +11,7 @@ impl Dispatcher {
         let (ends, waits) = (shared.sharing.is_to_end(), shared.sharing.waits());
         if ends && self.client.is_at_rest() && !self.client.is_broken() {
             if let Err(problem) = self.end_sharing() {
-                self.refuse_unsharing(&problem);
+                self.refuse_unsharing(problem);
             }
             return false;
         }
@@ -19,11 +19,11 @@ impl Dispatcher {
     }
 
     /// Gives a program that shares buffers memory of its own. Where the GPU has not enough left it goes on sharing.
-    fn end_sharing(&mut self) -> Result<(), String> {
+    fn end_sharing(&mut self) -> Result<(), DispatchError> {
         let Some(shared) = self.activity.shared_mut() else { return Ok(()) };
         let ended = shared.sharing.end(&mut self.client, &mut shared.journal);
         self.client.bind_anew();
-        ended.map_err(|code| format!("shared buffers could not be copied: {code}"))?;
+        ended.map_err(DispatchError::Sharing)?;
         shared.sharing.tell(&Ok(()));
         self.forget_sharing();
         Ok(())
@@ -33,7 +33,7 @@ impl Dispatcher {
     pub(super) fn end_sharing_for_good(&mut self) {
         if let Err(problem) = self.end_sharing() {
             log::error!("{problem}; should the program write to one of them, it gets an error");
-            self.refuse_unsharing(&problem);
+            self.refuse_unsharing(problem);
             self.forget_sharing();
         }
     }
@@ -47,7 +47,7 @@ impl Dispatcher {
     }
 
     /// Has buffers that are shared become the program's own when nothing is under way.
-    pub(crate) fn unshare(&mut self, answer: Sender<Result<(), String>>) {
+    pub(crate) fn unshare(&mut self, answer: Sender<Result<(), DispatchError>>) {
         match &mut self.activity {
             Activity::Sharing(shared) => shared.sharing.leave(answer),
             _ => drop(answer.send(self.end_sharing())),
@@ -55,9 +55,9 @@ impl Dispatcher {
     }
 
     /// Whoever waits for buffers of its own is told why that is not waited for.
-    pub(crate) fn refuse_unsharing(&mut self, problem: &str) {
+    pub(crate) fn refuse_unsharing(&mut self, problem: DispatchError) {
         if let Some(shared) = self.activity.shared_mut() {
-            shared.sharing.tell(&Err(problem.to_string()));
+            shared.sharing.tell(&Err(problem));
         }
     }
 }

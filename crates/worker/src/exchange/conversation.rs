@@ -129,7 +129,7 @@ impl ExchangeClient {
         what: impl FnOnce(&mut Client) -> Result<T, CuResult> + Send + 'static,
     ) -> Result<T, Problem> {
         let done = self.remote.ask(move |dispatcher| what(&mut dispatcher.client));
-        done.map_err(|problem| Problem::new(ProblemKind::Unavailable, problem))?.map_err(failed)
+        done.map_err(|error| Problem::new(ProblemKind::Unavailable, error.to_string()))?.map_err(failed)
     }
 }
 

@@ -11,6 +11,7 @@ use super::conversation::make_room;
 use super::kept::{Block, KEPT};
 use super::{Copied, Held};
 use crate::client::Client;
+use crate::dispatch::DispatchError;
 use crate::host_memory::HostMemory;
 
 impl Client {
@@ -204,7 +205,7 @@ impl Client {
     }
 
     /// Arrays of others become the program's own, for what keeps its memory. Nothing is under way.
-    pub(crate) fn own_arrays(&mut self) -> std::result::Result<(), String> {
+    pub(crate) fn own_arrays(&mut self) -> std::result::Result<(), DispatchError> {
         let held: Vec<u64> = self.exchange.held.keys().copied().collect();
         for at in held {
             let Some(device) = self.device_of(at) else { continue };
@@ -212,12 +213,7 @@ impl Client {
                 client.bind(device)?;
                 client.heap(device)?.make_private(at)
             });
-            own.map_err(|code| {
-                format!(
-                    "the program holds an array that another function has handed on, and the GPU has no room for a copy of \
-                     it ({code}); free some memory, or have the program let go of it"
-                )
-            })?;
+            own.map_err(DispatchError::Array)?;
             self.exchange.forget(at);
         }
         Ok(())

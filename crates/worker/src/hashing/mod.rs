@@ -12,7 +12,8 @@ mod kernel;
 use std::sync::Arc;
 
 use blake3::hazmat::{ChainingValue, Mode, merge_subtrees_non_root, merge_subtrees_root};
-use rekindle_device::{Code, Device, Function, GpuKind, Launch, ModuleKind, Result, Stream};
+use rekindle_cuda::CuResult;
+use rekindle_device::{Code, Device, Function, GpuKind, Launch, LoadError, ModuleKind, Result, Stream};
 use rekindle_store::ContentHash;
 
 /// Overrides where hashes are computed: `on` for the device, `off` for the processor.
@@ -22,6 +23,15 @@ const VARIABLE: &str = "REKINDLE_GPU_HASH";
 pub(crate) const SUBTREE: u64 = (kernel::LEAVES * kernel::LEAF) as u64;
 /// Bytes of a chaining value.
 pub(crate) const VALUE: usize = 32;
+
+/// Why a device computes no hashes.
+#[derive(Debug, thiserror::Error)]
+enum HasherError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Function(#[from] CuResult),
+}
 
 /// Hashes on one device.
 pub(crate) struct Hasher {
@@ -52,12 +62,12 @@ impl Hasher {
         }
     }
 
-    fn load(device: Arc<dyn Device>) -> std::result::Result<Hasher, String> {
+    fn load(device: Arc<dyn Device>) -> std::result::Result<Hasher, HasherError> {
         let mut text = kernel::text().into_bytes();
         text.push(0);
         let loaded = device.module_load(Code::new(text), ModuleKind::Module, &[]);
-        let module = loaded.map_err(|error| error.to_string())?.module;
-        let function = device.function(module, kernel::NAME).map_err(|code| code.to_string())?;
+        let module = loaded?.module;
+        let function = device.function(module, kernel::NAME)?;
         Ok(Hasher { device, function })
     }
 

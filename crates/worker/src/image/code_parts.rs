@@ -54,7 +54,7 @@ fn read_all(image: &Image, wanted: &[(String, Arc<PendingCode>)]) {
         for _ in 0..(cores / 2).clamp(1, MOST_THREADS).min(wanted.len()) {
             scope.spawn(|| {
                 while let Some((name, pending)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let code = read(image, name).map_err(|error| error.to_string());
+                    let code = read(image, name).map_err(Arc::new);
                     if let Err(error) = &code {
                         log::error!("code of the image cannot be read: {error}");
                     }

@@ -30,7 +30,7 @@ impl CodePreCopy {
                     mapped.identity();
                 }
                 given => {
-                    let code = given.code().map_err(Error::State)?;
+                    let code = given.code().map_err(Error::PendingCode)?;
                     ahead.name(&draft, &code)?;
                 }
             }

@@ -1,7 +1,13 @@
 //! Why the GPU half could not be saved or restored.
 
+use std::sync::Arc;
+
 use rekindle_cuda::CuResult;
+use rekindle_protocol::fault::Injected;
 use rekindle_protocol::worker::NO_GPU_MEMORY;
+
+use crate::dispatch::DispatchError;
+use crate::ipc::IpcError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -24,12 +30,29 @@ pub(crate) enum Error {
         "{path} is not the file that the program's code came from: {expected} was expected, {found} was found"
     )]
     Code { path: String, expected: String, found: String },
+    #[error("the image's GPU state cannot be understood: {0}")]
+    PendingCode(#[source] Arc<Error>),
+    #[error(transparent)]
+    Ipc(#[from] IpcError),
+    #[error(transparent)]
+    Dispatch(#[from] DispatchError),
+    #[error(transparent)]
+    Injected(#[from] Injected),
     #[error("{0}")]
     Refused(String),
     #[error("the daemon went away")]
     Cancelled,
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: String, source: std::io::Error },
+}
+
+/// Why contents were not loaded: told to all who wait for them.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum LoadingError {
+    #[error("image {image:?} could not be loaded: {source}")]
+    Failed { image: String, source: Arc<Error> },
+    #[error("nothing is being loaded")]
+    Nothing,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;

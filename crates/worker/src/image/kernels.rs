@@ -53,7 +53,7 @@ pub(super) fn bring(client: &mut Client, state: &State, parts: &CodeParts) -> Re
         return Ok(0);
     }
     let part = parts.get(PART).ok_or_else(|| Error::State(format!("the image has no part {PART}")))?;
-    let contents = part.wait().map_err(Error::State)?;
+    let contents = part.wait().map_err(Error::PendingCode)?;
     let found = contents.bytes().len() as u64;
     let total = state.kernels.iter().try_fold(0u64, |sum, row| sum.checked_add(row.bytes));
     if total != Some(found) {

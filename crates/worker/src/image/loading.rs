@@ -19,7 +19,7 @@ use rekindle_store::{Image, Part};
 use super::block::{Gpu, Preparing};
 use super::cache::Views;
 use super::contents::PartLocation;
-use super::error::{Error, Result, device};
+use super::error::{Error, LoadingError, Result, device};
 use super::hidden::{Hidden, Windows};
 use super::resident::Resident;
 use super::save_memory::{Window, unmap_windows};
@@ -32,7 +32,7 @@ use crate::ipc::{Arrivals, Arrived};
 use crate::ondemand::{Journal, OnDemand, Sharing, Spans};
 
 /// What is answered to whoever waits for the end.
-pub(crate) type Outcome = std::result::Result<Vec<Phase>, String>;
+pub(crate) type Outcome = std::result::Result<Vec<Phase>, LoadingError>;
 
 /// What is loaded, and from where.
 pub(super) struct LoadTask {
@@ -151,10 +151,10 @@ impl Loading {
                 remote.wake();
                 Ok(())
             };
-            let may_begin = fault::point("loading-begun").map_err(|fault| Error::Refused(fault.to_string()));
+            let may_begin = fault::point("loading-begun").map_err(Error::from);
             let result = may_begin.and_then(|()| loaded.parts()).and_then(|parts| {
                 let blocks = contents::load(&loaded.gpus, blocks, &sources, &parts, &progress, &told, whole)?;
-                Ok((blocks, loaded.arrivals.fetch(&told).map_err(Error::Refused)?))
+                Ok((blocks, loaded.arrivals.fetch(&told)?))
             });
             remote.run(Loading::end);
             let mut from = sources.tally();
@@ -270,7 +270,7 @@ impl Loading {
         };
         let name = image_name(&loading.work.image);
         let outcome = result.map(|phase| vec![phase]).map_err(|error| {
-            let problem = format!("image {name:?} could not be loaded: {error}");
+            let problem = LoadingError::Failed { image: name, source: Arc::new(error) };
             log::error!("{problem}");
             problem
         });
@@ -290,7 +290,7 @@ impl Loading {
         }
         dispatcher.loaded = Some(outcome.clone());
         if let (Err(problem), true) = (&outcome, loading.waiting.is_empty()) {
-            dispatcher.end(Ended::Failed(problem.clone()));
+            dispatcher.end(Ended::Failed(problem.to_string()));
         }
         for waiting in loading.waiting.drain(..) {
             let _ = waiting.send(outcome.clone());
@@ -321,7 +321,7 @@ impl Loading {
                 let _ = answer.send(outcome.clone());
             }
             (None, None) => {
-                let _ = answer.send(Err("nothing is being loaded".to_string()));
+                let _ = answer.send(Err(LoadingError::Nothing));
             }
         }
     }

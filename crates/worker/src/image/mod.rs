@@ -64,7 +64,7 @@ pub(crate) use cache_fill::{fill_cache, make_cache_memory};
 pub(crate) use code_pre_copy::CodePreCopy;
 pub(crate) use contents::stock;
 pub(crate) use drain::Shadow;
-pub(crate) use error::Error;
+pub(crate) use error::{Error, LoadingError};
 pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;
 pub(crate) use pre_copy::{PreCopy, begin as begin_ahead};

@@ -283,7 +283,7 @@ impl Writer {
         loop {
             match answer.recv_timeout(LOOK) {
                 Ok(answer) => return Ok(answer),
-                Err(RecvTimeoutError::Disconnected) => return Err(Error::Refused(self.remote.problem())),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.remote.problem().into()),
                 Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
                     return Err(Error::Cancelled);
                 }

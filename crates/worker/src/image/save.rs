@@ -52,7 +52,7 @@ pub(crate) fn save(
     let mut blocks = quiesced.blocks.take();
     let client = &mut dispatcher.client;
     check_globals(client)?;
-    client.own_orphans().map_err(Error::Refused)?;
+    client.own_orphans()?;
     let gpus = save_memory::gpus(client);
     let staging = ahead.join(Staging::open(staging)?);
     let mut state = State {

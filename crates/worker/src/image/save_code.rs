@@ -96,7 +96,7 @@ fn describe(
             bytes: mapped.bytes,
             identity: mapped.identity().to_string(),
         },
-        given => CodeState::Part(ahead.name(staging, &given.code().map_err(Error::State)?)?),
+        given => CodeState::Part(ahead.name(staging, &given.code().map_err(Error::PendingCode)?)?),
     };
     Ok(ModuleState {
         id,

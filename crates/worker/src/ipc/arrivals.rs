@@ -24,7 +24,7 @@ use super::page::{PAGE_BYTES, SLOTS, SharedEvent};
 use super::physical::PhysicalArrival;
 use super::saved::{EventLocation, EventState, IpcState};
 use super::service::{ForeignMemory, Found, Service, find};
-use super::{Export, Ipc, PhysicalShared};
+use super::{Export, Ipc, IpcError, PhysicalShared};
 use crate::client::Client;
 use crate::image::LeftMemory;
 
@@ -52,9 +52,9 @@ fn left_name(source: Source) -> String {
 
 impl Arrivals {
     /// Answers the others from now on, and waits for what they have.
-    pub(crate) fn fetch(&self, stop: &AtomicBool) -> std::result::Result<Arrived, String> {
+    pub(crate) fn fetch(&self, stop: &AtomicBool) -> std::result::Result<Arrived, IpcError> {
         if let Some(service) = &self.service {
-            service.begin().map_err(|error| format!("others cannot be given memory: {error}"))?;
+            service.begin().map_err(IpcError::Service)?;
         }
         let imports = self.imports.iter().map(|(_, source, _)| *source);
         let events = self.events.iter().map(|(source, _)| *source);
@@ -67,21 +67,17 @@ impl Arrivals {
             .collect()
     }
 
-    fn wait_for(&self, source: Source, stop: &AtomicBool) -> std::result::Result<(OwnedFd, u64), String> {
+    fn wait_for(&self, source: Source, stop: &AtomicBool) -> std::result::Result<(OwnedFd, u64), IpcError> {
         while !stop.load(Ordering::Relaxed) {
             match find(&self.directory, source) {
                 Ok(Found::Here(ForeignMemory { descriptor, bytes, .. })) => return Ok((descriptor, bytes)),
                 // A worker that was killed is replaced.
                 Ok(Found::Nobody | Found::NotYet) => std::thread::sleep(LOOK),
-                Ok(Found::Gone) => {
-                    return Err(
-                        "another process of the program came back without memory that it shares".to_string()
-                    );
-                }
-                Err(error) => return Err(format!("memory of another process cannot be had: {error}")),
+                Ok(Found::Gone) => return Err(IpcError::Gone),
+                Err(error) => return Err(IpcError::Fetch(error)),
             }
         }
-        Err("it was given up while it waited for memory of another process".to_string())
+        Err(IpcError::GivenUp)
     }
 }
 

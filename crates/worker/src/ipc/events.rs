@@ -14,7 +14,7 @@ use rekindle_protocol::operation::{Id, IpcEventExport, IpcEventOpen, IpcEventRec
 
 use super::page::{PAGE_BYTES, Page, SLOTS, SharedEvent, SharedRecord, make_file};
 use super::service::{ForeignMemory, Found, find};
-use super::{Export, Ipc};
+use super::{Export, Ipc, IpcError};
 use crate::client::{Client, DISABLE_TIMING, EventObject, INTERPROCESS};
 
 impl Ipc {
@@ -154,13 +154,12 @@ impl Client {
     }
 
     /// Events of processes that have ended become this one's own. All that was recorded is done.
-    pub(super) fn own_pages(&mut self, directory: &Path) -> std::result::Result<(), String> {
+    pub(super) fn own_pages(&mut self, directory: &Path) -> std::result::Result<(), IpcError> {
         for source in self.ipc.others.keys().copied().collect::<Vec<_>>() {
-            let found = find(directory, source)
-                .map_err(|error| format!("whose an event is that several processes have: {error}"))?;
+            let found =
+                find(directory, source).map_err(|source| IpcError::Unknown { what: "an event", source })?;
             if !matches!(found, Found::Here(_)) {
-                self.own_page(source)
-                    .map_err(|code| format!("events of a process that has ended cannot be kept: {code}"))?;
+                self.own_page(source).map_err(IpcError::Events)?;
             }
         }
         Ok(())

@@ -12,6 +12,7 @@ use rekindle_protocol::ipc::{Handle, Kind, Source};
 use rekindle_protocol::operation::{Answer, IpcMemoryClose, IpcMemoryExport, IpcMemoryOpen, Origin};
 
 use super::Export;
+use super::IpcError;
 use super::service::{ForeignMemory, Found, Service, find};
 use crate::client::Client;
 
@@ -188,20 +189,15 @@ impl Client {
     }
 
     /// What others have let go of becomes this process's own. The device is idle.
-    pub(crate) fn own_orphans(&mut self) -> std::result::Result<(), String> {
+    pub(crate) fn own_orphans(&mut self) -> std::result::Result<(), IpcError> {
         let directory = self.run_directory().to_path_buf();
         let sources = self.ipc.imports.iter().filter_map(|(base, import)| Some((*base, import.source?.0)));
         let sources: Vec<(u64, Source)> = sources.collect();
         for (base, source) in sources {
-            let found = find(&directory, source)
-                .map_err(|error| format!("whose a memory is that several processes have: {error}"))?;
+            let found =
+                find(&directory, source).map_err(|source| IpcError::Unknown { what: "a memory", source })?;
             if !matches!(found, Found::Here(_)) {
-                self.own_import(base).map_err(|code| {
-                    format!(
-                        "the program uses memory of a process that has let go of it, and the GPU has no room for a copy \
-                         ({code}); free some memory, or have the program close it"
-                    )
-                })?;
+                self.own_import(base).map_err(IpcError::NoRoom)?;
             }
         }
         self.own_physical()?;

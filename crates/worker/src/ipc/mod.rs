@@ -19,6 +19,7 @@
 //! ([`page`]).
 
 mod arrivals;
+mod error;
 mod events;
 mod memory;
 mod page;
@@ -34,6 +35,7 @@ use rekindle_protocol::ipc::Source;
 use rekindle_protocol::operation::Id;
 
 pub(crate) use arrivals::{Arrivals, Arrived};
+pub(crate) use error::IpcError;
 use memory::Import;
 pub(crate) use page::SharedRecord;
 use page::{Page, SharedEvent};

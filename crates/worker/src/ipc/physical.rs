@@ -13,7 +13,7 @@ use rekindle_protocol::ipc::{Handle, Kind, Source};
 use rekindle_protocol::operation::{PhysicalExport, PhysicalImport};
 
 use super::service::{ForeignMemory, Found, find};
-use super::{Export, PhysicalShared};
+use super::{Export, IpcError, PhysicalShared};
 use crate::client::Client;
 use crate::memory::Physical;
 
@@ -91,11 +91,11 @@ impl Client {
     }
 
     /// What others have let go of is this process's own from now on.
-    pub(super) fn own_physical(&mut self) -> std::result::Result<(), String> {
+    pub(super) fn own_physical(&mut self) -> std::result::Result<(), IpcError> {
         let directory = self.run_directory().to_path_buf();
         for (serial, source) in self.ipc.physical.imports.clone() {
-            let found = find(&directory, source)
-                .map_err(|error| format!("whose a memory is that several processes have: {error}"))?;
+            let found =
+                find(&directory, source).map_err(|source| IpcError::Unknown { what: "a memory", source })?;
             if !matches!(found, Found::Here(_)) {
                 self.ipc.physical.imports.remove(&serial);
             }

@@ -22,6 +22,7 @@ use rekindle_protocol::frame;
 use rekindle_protocol::worker::{Phase, Recording, Reply};
 use serde::{Deserialize, Serialize};
 
+use super::OnDemandError;
 use super::base::{self, Base, BaseDescription};
 use super::conversations::{Conversations, wait_for_parting};
 use super::journal::Journal;
@@ -29,7 +30,7 @@ use super::replace::take_up;
 use crate::arguments::Arguments;
 use crate::client_thread::ClientThread;
 use crate::control::{Control, Kind};
-use crate::dispatch::{Activity, Dispatcher, Ended, Inbox, Remote, Shared, remote};
+use crate::dispatch::{Activity, DispatchError, Dispatcher, Ended, Inbox, Remote, Shared, remote};
 use crate::gpu::Gpu;
 use crate::image::{self, RestoreOptions};
 use crate::link::Link;
@@ -76,8 +77,8 @@ pub(crate) fn do_again(
     );
     let (daemon, _client) = conversations.stop(|| {
         inbox.obey(dispatcher);
-        dispatcher.refuse_drain("the program's buffers are being loaded; try again");
-        dispatcher.refuse_unsharing("the program's buffers are becoming its own; try again");
+        dispatcher.refuse_drain(DispatchError::LoadsAgain);
+        dispatcher.refuse_unsharing(DispatchError::EndsSharing);
     });
     inbox.obey(dispatcher);
     if let Some(ended) = dispatcher.ended() {
@@ -168,7 +169,7 @@ fn go_on(
     let client = Arc::new(client);
     link.connect(client.clone());
     let dispatcher = restore(inheritance, &inbox, &remote, &link).and_then(|mut dispatcher| {
-        let journal = Journal::inherit(journal).map_err(|error| error.to_string())?;
+        let journal = Journal::inherit(journal).map_err(OnDemandError::JournalFile)?;
         take_up(&mut dispatcher, journal)?;
         Ok(dispatcher)
     });
@@ -208,9 +209,9 @@ fn restore(
     inbox: &Inbox,
     remote: &Remote,
     link: &Arc<Link>,
-) -> Result<Dispatcher, String> {
+) -> Result<Dispatcher, OnDemandError> {
     let began = Instant::now();
-    let gpu = Gpu::parse(&inheritance.gpu).ok_or_else(|| format!("{:?} names no GPU", inheritance.gpu))?;
+    let gpu = Gpu::parse(&inheritance.gpu).ok_or_else(|| OnDemandError::NoGpu(inheritance.gpu.clone()))?;
     let mut dispatcher = Dispatcher::new(start::first_client(gpu.open()?, link.clone())?);
     dispatcher.client.pid = inheritance.pid;
     dispatcher.client.exchange.owner.clone_from(&inheritance.owner);
@@ -223,24 +224,23 @@ fn restore(
         ..RestoreOptions::default()
     };
     let began_loading = Instant::now();
-    let restored = image::restore(&mut dispatcher, &inheritance.image, options, remote.clone());
-    restored.map_err(|error| error.to_string())?;
+    image::restore(&mut dispatcher, &inheritance.image, options, remote.clone())?;
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
     while dispatcher.activity.is_loading() {
         if !inbox.obey_next(&mut dispatcher) {
-            return Err("nothing tells whether buffers are loaded".to_string());
+            return Err(OnDemandError::NobodyTells);
         }
     }
     if let Some((described, memory)) = &inheritance.base {
         // SAFETY: the program that this process ran before has left it open, for this one owner.
         let memory = unsafe { OwnedFd::from_raw_fd(*memory) };
         let filled = base::put_back(&mut dispatcher.client, described, memory);
-        filled.map_err(|code| format!("memory could not be made what it was: {code}"))?;
+        filled.map_err(OnDemandError::Memory)?;
         dispatcher.client.bind_anew();
     }
-    let mut phases = dispatcher.loaded.take().ok_or("nothing was loaded")??;
+    let mut phases = dispatcher.loaded.take().ok_or(OnDemandError::NothingLoaded)??;
     if let Some(uses) = &mut dispatcher.uses {
         uses.go_on_after(&inheritance.uses);
     }

@@ -21,6 +21,7 @@ mod again;
 mod base;
 mod conversations;
 mod deferred;
+mod error;
 mod journal;
 mod mend;
 mod needs;
@@ -42,6 +43,7 @@ pub(crate) use order::{NamedObjects, Object, Order, order, stream as named_strea
 
 pub(crate) use again::{ARGUMENT, do_again, main};
 pub(crate) use conversations::{Conversations, Daemon, wait_for_close, wait_for_parting, wait_readable};
+pub(crate) use error::OnDemandError;
 pub(crate) use journal::Journal;
 pub(crate) use mend::{HostCopies, Mend, MendTakeover, take_up};
 pub(crate) use needs::{Needs, TouchedMemory, needs};

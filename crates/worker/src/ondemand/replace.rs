@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rekindle_protocol::worker::Phase;
 use rekindle_ring::Ring;
 
+use super::OnDemandError;
 use super::journal::Journal;
 use super::replay::replay;
 use crate::dispatch::{Dispatcher, Remote};
@@ -31,11 +32,10 @@ pub(crate) fn restore(
 }
 
 /// Does what the worker before has done, once all is loaded; requests go on when the client's socket is there too.
-pub(crate) fn go_on(dispatcher: &mut Dispatcher, journal: OwnedFd, pid: i32) -> Result<(), String> {
-    let journal =
-        Journal::inherit(journal).map_err(|error| format!("the journal cannot be read: {error}"))?;
+pub(crate) fn go_on(dispatcher: &mut Dispatcher, journal: OwnedFd, pid: i32) -> Result<(), OnDemandError> {
+    let journal = Journal::inherit(journal).map_err(OnDemandError::Journal)?;
     if journal.is_settled() {
-        return Err("all was loaded when the worker ended, and what it had since is lost".to_string());
+        return Err(OnDemandError::Settled);
     }
     dispatcher.client.pid = pid;
     dispatcher.client.output.of_pid(pid);
@@ -43,18 +43,18 @@ pub(crate) fn go_on(dispatcher: &mut Dispatcher, journal: OwnedFd, pid: i32) -> 
 }
 
 /// Takes the rings where a worker before has left them, and does what it has done once more.
-pub(super) fn take_up(dispatcher: &mut Dispatcher, mut journal: Journal) -> Result<(), String> {
+pub(super) fn take_up(dispatcher: &mut Dispatcher, mut journal: Journal) -> Result<(), OnDemandError> {
     take_rings(dispatcher, &mut journal)?;
     replay(dispatcher, journal)
 }
 
 /// Takes the rings where a worker before has left them.
-pub(super) fn take_rings(dispatcher: &mut Dispatcher, journal: &mut Journal) -> Result<(), String> {
+pub(super) fn take_rings(dispatcher: &mut Dispatcher, journal: &mut Journal) -> Result<(), OnDemandError> {
     journal.cut();
     let rings: Vec<_> = journal.rings().chain(unread_rings(dispatcher)).collect();
     for (index, name) in rings {
-        let path = dispatcher.client.run_file(&name).ok_or_else(|| format!("{name:?} is no file name"))?;
-        let ring = Ring::open(&path).map_err(|error| error.to_string())?;
+        let path = dispatcher.client.run_file(&name).ok_or_else(|| OnDemandError::RingName(name.clone()))?;
+        let ring = Ring::open(&path)?;
         dispatcher.add_ring(index, name, ring);
     }
     dispatcher.go_on_with(journal.next())?;

@@ -9,6 +9,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CuResult};
 use rekindle_device::{Device, Event};
 use rekindle_protocol::operation::{Asynchronous, Origin, ReplyHead, Upload, dispatch, name};
 
+use super::OnDemandError;
 use super::journal::{Entry, Journal};
 use crate::client::Client;
 use crate::dispatch::Dispatcher;
@@ -25,7 +26,7 @@ struct Source {
 }
 
 /// Does all requests once more. From then on the journal serves nobody.
-pub(super) fn replay(dispatcher: &mut Dispatcher, journal: Journal) -> Result<(), String> {
+pub(super) fn replay(dispatcher: &mut Dispatcher, journal: Journal) -> Result<(), OnDemandError> {
     let (base, bytes) = journal.memory();
     let staged = journal.staged();
     let mut source = Source { journal, base, devices: HashMap::new() };
@@ -44,7 +45,7 @@ pub(super) fn replay(dispatcher: &mut Dispatcher, journal: Journal) -> Result<()
             }
             // It is done for the first time.
             Err(code) if entry.flags.is_aside() => dispatcher.client.asynchronous_failure(operation, code),
-            Err(code) => return Err(format!("{operation}, which had worked before, gave {code}")),
+            Err(code) => return Err(OnDemandError::Otherwise { operation, code }),
         }
     }
     for (thread, end) in dispatcher.client.threads.iter().zip(staged).filter(|(_, end)| *end != 0) {

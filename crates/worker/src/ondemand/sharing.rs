@@ -31,7 +31,7 @@ use super::journal::{Entry, Flags, Journal};
 use super::needs::{Needs, needs};
 use super::{reaches_host, staged};
 use crate::client::Client;
-use crate::dispatch::Admission;
+use crate::dispatch::{Admission, DispatchError};
 
 /// A base's memory is given back when it was not needed for so long.
 const LINGER: Duration = Duration::from_millis(100);
@@ -55,7 +55,7 @@ pub(crate) struct Sharing {
     /// The device holds little for stacks, or was to.
     is_lean: bool,
     /// Who waits for the end of sharing.
-    leaving: Vec<Sender<Result<(), String>>>,
+    leaving: Vec<Sender<Result<(), DispatchError>>>,
 }
 
 impl Sharing {
@@ -234,12 +234,12 @@ impl Sharing {
         !self.leaving.is_empty()
     }
 
-    pub(crate) fn leave(&mut self, answer: Sender<Result<(), String>>) {
+    pub(crate) fn leave(&mut self, answer: Sender<Result<(), DispatchError>>) {
         self.leaving.push(answer);
     }
 
     /// Tells those who wait how it ended.
-    pub(crate) fn tell(&mut self, result: &Result<(), String>) {
+    pub(crate) fn tell(&mut self, result: &Result<(), DispatchError>) {
         self.leaving.drain(..).for_each(|answer| drop(answer.send(result.clone())));
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rekindle_cuda::CUDA_ERROR_OPERATING_SYSTEM;
 use rekindle_device::{Device, Result};
 
-use crate::gpu::OpenedDriver;
+use crate::gpu::{OpenError, OpenedDriver};
 use crate::gpus::Gpus;
 use crate::image::{BlockPool, stock};
 
@@ -31,7 +31,7 @@ pub(crate) struct Common {
 
 impl Common {
     /// The first GPU's context is made now.
-    pub(super) fn new(opened: OpenedDriver) -> std::result::Result<Arc<Common>, String> {
+    pub(super) fn new(opened: OpenedDriver) -> std::result::Result<Arc<Common>, OpenError> {
         let settings = Settings::from_env()?;
         let made = Gpus::new(opened).and_then(|gpus| {
             let block_pool = BlockPool::new(gpus.open(0)?.device.clone());
@@ -46,7 +46,7 @@ impl Common {
                 pieces: Mutex::default(),
             })
         });
-        made.map(Arc::new).map_err(|code| format!("the GPU's context cannot be made: {code}"))
+        made.map(Arc::new).map_err(OpenError::Context)
     }
 
     /// How a GPU's multiprocessors are divided.

@@ -6,9 +6,31 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use rekindle_cuda::CuResult;
 use rekindle_device::{Device, Part, Result, Units};
 
 use super::ClientDevice;
+
+/// Why a client cannot have what it is to have of a context.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum PortionError {
+    #[error("its context is its own")]
+    NotShared,
+    #[error(
+        "the multiprocessors of this GPU cannot be divided: that takes an NVIDIA GPU with driver 555 (CUDA 12.5) or newer"
+    )]
+    Indivisible,
+    #[error("the GPU's driver does not divide the multiprocessors: {0}")]
+    Driver(#[source] CuResult),
+    #[error(transparent)]
+    Context(CuResult),
+    #[error(
+        "the programs of this context would have {all} % of its multiprocessors, in {wanted} units of {} where there \
+         are {}{others}; give it a smaller share, or take some from others by `rekindle limits`",
+        units.multiprocessors, units.count
+    )]
+    TooMuch { all: u32, wanted: u32, units: Units, others: &'static str },
+}
 
 /// Multiprocessors that streams are made on, until nobody has such streams.
 pub(crate) struct Portion {
@@ -75,7 +97,7 @@ impl Division {
         self: &Arc<Division>,
         view: &Arc<ClientDevice>,
         percent: Option<u32>,
-    ) -> std::result::Result<DivisionMember, String> {
+    ) -> std::result::Result<DivisionMember, PortionError> {
         let mut state = self.state();
         state.last += 1;
         let id = state.last;
@@ -92,12 +114,10 @@ impl Division {
     }
 
     /// Has everybody's streams on what they are to have. Nothing has changed if there is no room for that.
-    fn divide(&self, state: &mut State) -> std::result::Result<(), String> {
+    fn divide(&self, state: &mut State) -> std::result::Result<(), PortionError> {
         let members = &mut state.members;
         let wanted = if members.values().any(|member| member.percent.is_some()) {
-            let units = self.device.units().ok_or(
-                "the multiprocessors of this GPU cannot be divided: that takes an NVIDIA GPU with driver 555 (CUDA 12.5) or newer",
-            )?;
+            let units = self.device.units().ok_or(PortionError::Indivisible)?;
             let have: Vec<(Option<u32>, u64)> = members
                 .values()
                 .map(|member| (member.percent, member.portion.as_ref().map_or(0, |portion| portion.units)))
@@ -114,9 +134,7 @@ impl Division {
             let portion = match known.as_ref().filter(|portion| portion.units == *units) {
                 Some(known) => Some(known.clone()),
                 None if *units == 0 => None,
-                None => Some(Portion::new(&self.device, *units).map_err(|code| {
-                    format!("the GPU's driver does not divide the multiprocessors: {code}")
-                })?),
+                None => Some(Portion::new(&self.device, *units).map_err(PortionError::Driver)?),
             };
             if member.percent.is_none() {
                 rest.clone_from(&portion);
@@ -139,7 +157,7 @@ impl Division {
 
 impl DivisionMember {
     /// Changes the client's share.
-    pub(crate) fn set(&self, percent: Option<u32>) -> std::result::Result<(), String> {
+    pub(crate) fn set(&self, percent: Option<u32>) -> std::result::Result<(), PortionError> {
         let mut state = self.division.state();
         let Some(member) = state.members.get_mut(&self.id) else { return Ok(()) };
         let former = std::mem::replace(&mut member.percent, percent);
@@ -161,7 +179,7 @@ impl Drop for DivisionMember {
             .division
             .device
             .bind()
-            .map_err(|code| code.to_string())
+            .map_err(PortionError::Context)
             .and_then(|()| self.division.divide(&mut state))
         {
             log::warn!("what a client had of the multiprocessors is nobody's yet: {problem}");
@@ -172,18 +190,14 @@ impl Drop for DivisionMember {
 }
 
 /// The units of each, of which this is the share in percent and what it has had; those without a share have all that is left.
-fn assign(units: Units, members: &[(Option<u32>, u64)]) -> std::result::Result<Vec<u64>, String> {
+fn assign(units: Units, members: &[(Option<u32>, u64)]) -> std::result::Result<Vec<u64>, PortionError> {
     let percents: Vec<u32> = members.iter().map(|(percent, _)| percent.unwrap_or(0)).collect();
     let sizes = sizes(units.count, &percents);
     let (all, wanted): (u32, u32) = (percents.iter().sum(), sizes.iter().sum());
     let least = u32::from(members.iter().any(|(percent, _)| percent.is_none()));
     if all > 100 || wanted + least > units.count {
         let others = if least > 0 { ", and others without a share have to have some too" } else { "" };
-        return Err(format!(
-            "the programs of this context would have {all} % of its multiprocessors, in {wanted} units of {} where there \
-             are {}{others}; give it a smaller share, or take some from others by `rekindle limits`",
-            units.multiprocessors, units.count
-        ));
+        return Err(PortionError::TooMuch { all, wanted, units, others });
     }
     // Who keeps the size keeps the units.
     let mut free = units.all();
@@ -247,9 +261,9 @@ mod tests {
 
     #[test]
     fn more_than_there_is_is_refused_with_what_there_is() {
-        let refused = assign(UNITS, &[(Some(80), 0), (Some(30), 0)]).unwrap_err();
+        let refused = assign(UNITS, &[(Some(80), 0), (Some(30), 0)]).unwrap_err().to_string();
         assert!(refused.contains("110 %"), "{refused}");
-        let refused = assign(UNITS, &[(Some(100), 0), (None, 0)]).unwrap_err();
+        let refused = assign(UNITS, &[(Some(100), 0), (None, 0)]).unwrap_err().to_string();
         assert!(refused.contains("without a share"), "{refused}");
     }
 }

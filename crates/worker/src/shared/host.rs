@@ -9,16 +9,17 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rekindle_cuda::CuResult;
 use rekindle_device::Slice;
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::worker::{Message, Portion, Request, ShareMemory, Sharing, ask};
 use rekindle_ring::{Board, BoardMapping, Ring};
 
-use super::Common;
+use super::{Common, PortionError};
 use crate::client::Client;
 use crate::control::{self, Answer, Control, Kind, Watchers, answer, refuse};
 use crate::dispatch::{Dispatcher, Ended, Inbox, Outliving, remote};
-use crate::gpu::OpenedDriver;
+use crate::gpu::{OpenError, OpenedDriver};
 use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::printed::ProgramOutput;
@@ -31,6 +32,23 @@ const ALONE: Duration = Duration::from_secs(10);
 const END_LIMIT: Duration = Duration::from_secs(2);
 /// How often it is looked whether anybody connects.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Why a client is not admitted.
+#[derive(Debug, thiserror::Error)]
+enum AdmitError {
+    #[error("this worker's contexts are shared: ask one of its clients")]
+    OfAClient,
+    #[error("cannot listen on {}: {source}", socket.display())]
+    Listen { socket: PathBuf, source: std::io::Error },
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+    #[error("its thread has ended")]
+    Ended,
+    #[error(transparent)]
+    Portion(#[from] PortionError),
+    #[error("its context cannot be shared: {0}")]
+    Context(#[source] CuResult),
+}
 
 struct Host {
     common: Arc<Common>,
@@ -55,11 +73,11 @@ pub fn serve(
     listener: UnixListener,
     tenant: String,
     gpu: String,
-    open: impl FnOnce() -> Result<OpenedDriver, String>,
+    open: impl FnOnce() -> Result<OpenedDriver, OpenError>,
 ) -> Ended {
     let common = match open().and_then(Common::new) {
         Ok(common) => common,
-        Err(problem) => return Ended::Failed(problem),
+        Err(error) => return Ended::Failed(error.to_string()),
     };
     let clients = Clients { served: BTreeMap::new(), idle_since: Instant::now() };
     let host = Arc::new(Host {
@@ -107,7 +125,7 @@ impl Host {
                 Err(FrameError::Closed) => return,
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
-            let obeyed: Result<Answer, String> = match request {
+            let obeyed: Result<Answer, AdmitError> = match request {
                 Request::Admit(ask::Admit { listen, log, slice, portion, memory }) => {
                     let admitted = self.admit(listen.as_ref(), log.into(), (slice, portion, memory));
                     admitted.map(answer::<ask::Admit>)
@@ -117,13 +135,13 @@ impl Host {
                     self.over.store(true, Ordering::Relaxed);
                     Ok(answer::<ask::Shutdown>(()))
                 }
-                _ => Err("this worker's contexts are shared: ask one of its clients".to_string()),
+                _ => Err(AdmitError::OfAClient),
             };
             let sent = match obeyed {
                 Ok(answer) => answer(stream, id, &[]),
-                Err(problem) => {
-                    log::warn!("a request of the daemon failed: {problem}");
-                    refuse(stream, id, problem)
+                Err(error) => {
+                    log::warn!("a request of the daemon failed: {error}");
+                    refuse(stream, id, &error)
                 }
             };
             if sent.is_err() {
@@ -141,7 +159,7 @@ impl Host {
         socket: &Path,
         log: PathBuf,
         (slice, portion, memory): (Slice, Portion, ShareMemory),
-    ) -> Result<bool, String> {
+    ) -> Result<bool, AdmitError> {
         let Some(link) = self.make_room(slice) else { return Ok(false) };
         self.begin(socket, log, (slice, portion, memory), link).inspect_err(|_| self.forget(slice))?;
         Ok(true)
@@ -181,22 +199,26 @@ impl Host {
         log: PathBuf,
         (slice, portion, memory): (Slice, Portion, ShareMemory),
         link: Arc<Link>,
-    ) -> Result<(), String> {
+    ) -> Result<(), AdmitError> {
         let _ = std::fs::remove_file(socket);
-        let listener =
-            listen(socket).map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
+        let failed = |source| AdmitError::Listen { socket: socket.to_owned(), source };
+        let listener = listen(socket).map_err(failed)?;
         let (host, own, (made, outcome)) = (self.clone(), socket.to_owned(), channel());
         let spawned =
             std::thread::Builder::new().name(format!("client {}", slice.number())).spawn(move || {
                 let served = Served::begin(&host, (own, log), (slice, portion, memory), link);
-                let _ = made.send(served.as_ref().map(drop).map_err(String::clone));
-                if let Ok(served) = served {
+                let (served, told) = match served {
+                    Ok(served) => (Some(served), Ok(())),
+                    Err(error) => (None, Err(error)),
+                };
+                let _ = made.send(told);
+                if let Some(served) = served {
                     served.run(listener, &host);
                 }
             });
         let begun = spawned
-            .map_err(|error| format!("cannot start a thread: {error}"))
-            .and_then(|_| outcome.recv().unwrap_or_else(|_| Err("its thread has ended".to_string())));
+            .map_err(AdmitError::Thread)
+            .and_then(|_| outcome.recv().unwrap_or(Err(AdmitError::Ended)));
         begun.inspect_err(|_| drop(std::fs::remove_file(socket)))
     }
 
@@ -222,12 +244,12 @@ impl Served {
         (socket, log): (PathBuf, PathBuf),
         (slice, portion, memory): (Slice, Portion, ShareMemory),
         link: Arc<Link>,
-    ) -> Result<Served, String> {
+    ) -> Result<Served, AdmitError> {
         let gpus = Arc::new(Gpus::for_client(&host.common, slice, portion, memory));
         let made = Client::new(gpus.clone(), ProgramOutput::default(), link.clone());
         let dispatcher = made.map(Dispatcher::new).map_err(|code| {
             gpus.close(END_LIMIT);
-            gpus.refused().cloned().unwrap_or_else(|| format!("its context cannot be shared: {code}"))
+            gpus.refused().cloned().map_or(AdmitError::Context(code), AdmitError::Portion)
         })?;
         Ok(Served { dispatcher, link, gpus, socket, log, slice })
     }

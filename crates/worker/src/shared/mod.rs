@@ -30,6 +30,6 @@ mod tests;
 
 pub(crate) use client_device::ClientDevice;
 pub(crate) use common::Common;
-pub(crate) use division::DivisionMember;
+pub(crate) use division::{DivisionMember, PortionError};
 pub(crate) use health::Health;
 pub use host::serve;

@@ -1,5 +1,7 @@
 //! What can be set of the link's scheduler: `off`, or `piece=4M,window=16M`.
 
+use crate::gpu::OpenError;
+
 /// The environment variable that says it.
 const VARIABLE: &str = "REKINDLE_LINK";
 
@@ -18,17 +20,17 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// As the environment says. None for `off`; `Err` is one sentence.
-    pub(super) fn from_env() -> Result<Option<Settings>, String> {
+    /// As the environment says. None for `off`.
+    pub(super) fn from_env() -> Result<Option<Settings>, OpenError> {
         Settings::parse(&std::env::var(VARIABLE).unwrap_or_default())
     }
 
-    fn parse(text: &str) -> Result<Option<Settings>, String> {
+    fn parse(text: &str) -> Result<Option<Settings>, OpenError> {
         if text == "off" {
             return Ok(None);
         }
-        let wrong =
-            || format!("{VARIABLE} is {text:?}; set it to off, or to sizes such as piece=4M,window=16M");
+        let refused = |expected| OpenError::Setting { variable: VARIABLE, value: text.to_string(), expected };
+        let wrong = || refused("set it to off, or to sizes such as piece=4M,window=16M");
         let mut settings = Settings::default();
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
@@ -41,7 +43,7 @@ impl Settings {
         }
         match settings.window >= 2 * settings.piece {
             true => Ok(Some(settings)),
-            false => Err(format!("{VARIABLE} is {text:?}; a window has room for two pieces at least")),
+            false => Err(refused("a window has room for two pieces at least")),
         }
     }
 }
@@ -64,8 +66,8 @@ mod tests {
 
     #[test]
     fn a_line_sets_what_it_names() {
-        assert_eq!(Settings::parse(""), Ok(Some(Settings::default())));
-        assert_eq!(Settings::parse("off"), Ok(None));
+        assert_eq!(Settings::parse("").unwrap(), Some(Settings::default()));
+        assert_eq!(Settings::parse("off").unwrap(), None);
         let set = Settings::parse("piece=4M,window=64M").unwrap().unwrap();
         assert_eq!((set.piece, set.window), (4 << 20, 64 << 20));
         assert_eq!(Settings::parse("piece=128K").unwrap().unwrap().piece, 128 << 10);
@@ -74,7 +76,7 @@ mod tests {
     #[test]
     fn a_wrong_line_is_refused_with_what_is_wrong() {
         for wrong in ["on", "piece", "piece=x", "piece=1", "colour=2M", "window=2M,piece=2M"] {
-            assert!(Settings::parse(wrong).unwrap_err().contains(wrong), "{wrong}");
+            assert!(Settings::parse(wrong).unwrap_err().to_string().contains(wrong), "{wrong}");
         }
     }
 }

@@ -22,7 +22,7 @@ use rekindle_protocol::frame;
 use rekindle_protocol::operation::{Asynchronous, ReplyHead, Synchronous, decode_reply};
 use rekindle_protocol::worker::{Ask, ClientNumber, Contents, FIRST_CLIENT, Message, Reply, ask, greet};
 use rekindle_ring::{Board, BoardMapping, Liveness, Producer, Ring, Spin, Staging, Wait};
-use rekindle_worker::{Ended, OpenedDriver, serve};
+use rekindle_worker::{Ended, OpenError, OpenedDriver, serve};
 
 pub use fake::{FakePlatform, Knobs};
 
@@ -80,7 +80,7 @@ impl Worker {
     pub fn start_on(
         directory: &Path,
         knobs: Arc<Knobs>,
-        open: impl FnOnce() -> Result<OpenedDriver, String> + Send + 'static,
+        open: impl FnOnce() -> Result<OpenedDriver, OpenError> + Send + 'static,
     ) -> Worker {
         let _ = env_logger::try_init();
         std::fs::create_dir_all(directory).unwrap();

@@ -27,7 +27,7 @@ pub(super) fn load(
     {
         options.push((rekindle_emulated::OPTION_MODULE_ADDRESS, first & !0xfff));
     }
-    let loaded = gpu.module_load(code.code().map_err(Error::State)?, row.kind, &options);
+    let loaded = gpu.module_load(code.code().map_err(Error::PendingCode)?, row.kind, &options);
     let Loaded { module: handle, .. } = loaded.map_err(|error| Error::Device {
         action: format!("load a module again ({})", error.log.trim()),
         code: error.code,

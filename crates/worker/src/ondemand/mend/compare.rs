@@ -4,6 +4,7 @@ use rekindle_protocol::mending::MendMode;
 use rekindle_protocol::operation::{Asynchronous, Copy, Download};
 
 use super::host_copies::{MOST_HASHED, hash};
+use crate::ondemand::OnDemandError;
 use crate::ondemand::journal::Entry;
 
 /// What the program was told, and where it comes to now.
@@ -25,7 +26,7 @@ pub(super) fn told_bytes(entry: &Entry<'_>) -> Option<u64> {
 }
 
 /// Whether the program was told what comes out now.
-pub(super) fn check(compared: &[Comparison], how: MendMode) -> Result<(), String> {
+pub(super) fn check(compared: &[Comparison], how: MendMode) -> Result<(), OnDemandError> {
     let differs = |one: &&Comparison| {
         // SAFETY: lies in the scratch memory, to which nothing is copied any more.
         let bytes = unsafe { std::slice::from_raw_parts(one.at as *const u8, one.bytes as usize) };
@@ -42,7 +43,7 @@ pub(super) fn check(compared: &[Comparison], how: MendMode) -> Result<(), String
         first.bytes
     );
     match how {
-        MendMode::Strict => Err(format!("{found}; run it with --mend=loose if it may go on all the same")),
+        MendMode::Strict => Err(OnDemandError::Differs { found }),
         MendMode::Loose => {
             log::warn!("{found}; it goes on all the same");
             Ok(())

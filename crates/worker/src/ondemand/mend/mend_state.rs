@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::base_memory::{AddressPool, BaseMemory};
 use super::rows::{self, Row};
 use crate::client::Client;
+use crate::ondemand::OnDemandError;
 use crate::ondemand::journal::Journal;
 use crate::successor;
 
@@ -62,30 +63,30 @@ impl MendState {
     }
 
     /// What another worker has kept, with what was to be known of its bases.
-    pub(super) fn inherit(mut held: Vec<(RetainedItem, OwnedFd)>) -> Result<(MendState, Inherited), String> {
-        let mut take = |name: &str| {
+    pub(super) fn inherit(
+        mut held: Vec<(RetainedItem, OwnedFd)>,
+    ) -> Result<(MendState, Inherited), OnDemandError> {
+        let mut take = |name: &'static str| {
             let at = held.iter().position(|(kept, _)| kept.name == name);
-            at.map(|at| held.swap_remove(at)).ok_or_else(|| format!("nothing was held that is named {name}"))
+            at.map(|at| held.swap_remove(at)).ok_or(OnDemandError::NotHeld(name))
         };
-        let opened = |error: std::io::Error| format!("what a lost worker has kept cannot be read: {error}");
-        let ledger = Ledger::open(File::from(take(LEDGER)?.1)).map_err(opened)?;
+        let ledger = Ledger::open(File::from(take(LEDGER)?.1)).map_err(OnDemandError::Kept)?;
         let journals = [take(JOURNALS[0])?.1, take(JOURNALS[1])?.1];
         let [first, second] = journals.map(Journal::inherit);
-        let journals = [first.map_err(opened)?, second.map_err(opened)?];
+        let journals = [first.map_err(OnDemandError::Kept)?, second.map_err(OnDemandError::Kept)?];
         let Some(epoch) = ledger.standing().epoch else {
-            let why = ledger.standing().why.unwrap_or(MendObstacle::Beginning).why();
-            return Err(why.to_string());
+            let why = ledger.standing().why.unwrap_or(MendObstacle::Beginning);
+            return Err(OnDemandError::Obstacle(why));
         };
         let mut left = [None, None];
         for (slot, name) in BASES.into_iter().enumerate() {
             let Ok((kept, descriptor)) = take(name) else { continue };
-            let about: BaseDescription =
-                serde_json::from_str(&kept.about).map_err(|error| error.to_string())?;
+            let about: BaseDescription = serde_json::from_str(&kept.about)?;
             left[slot] = Some((about, descriptor));
         }
         let slot = (epoch % 2) as usize;
         if left[slot].is_none() {
-            return Err(format!("nothing was held that is named {}", BASES[slot]));
+            return Err(OnDemandError::NotHeld(BASES[slot]));
         }
         let keep = MendState {
             ledger,
@@ -274,7 +275,7 @@ impl MendState {
     }
 
     /// Opens the places of bases that another worker has left, and makes memory what the one holds that counts.
-    pub(super) fn open(&mut self, client: &mut Client, inherited: Inherited) -> Result<(), String> {
+    pub(super) fn open(&mut self, client: &mut Client, inherited: Inherited) -> Result<(), OnDemandError> {
         let Inherited { slot: current, left } = inherited;
         for (slot, left) in left.into_iter().enumerate() {
             let Some((about, descriptor)) = left else { continue };
@@ -290,23 +291,21 @@ impl MendState {
                     self.places[slot] = Some(place);
                     self.about[slot] = Some(about);
                 }
-                Err(code) if slot == current => {
-                    return Err(format!("its copy of memory cannot be used: {code}"));
-                }
+                Err(code) if slot == current => return Err(OnDemandError::Copy(code)),
                 Err(code) => log::warn!("a copy of GPU memory of a lost worker cannot be used: {code}"),
             }
         }
         Ok(())
     }
 
-    pub(super) fn put_back(&self, client: &mut Client) -> Result<(), String> {
+    pub(super) fn put_back(&self, client: &mut Client) -> Result<(), OnDemandError> {
         let slot = (self.epoch % 2) as usize;
         let kept = self.about[slot].as_ref().zip(self.places[slot].as_ref());
-        let (about, place) = kept.ok_or("the copy of its memory is not there")?;
+        let (about, place) = kept.ok_or(OnDemandError::NoCopy)?;
         client
             .bind(about.device)
             .and_then(|()| rows::put_back(client, about.device, &about.rows, place.address))
-            .map_err(|code| format!("memory could not be made what it was: {code}"))
+            .map_err(OnDemandError::Memory)
     }
 }
 

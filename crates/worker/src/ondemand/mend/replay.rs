@@ -21,6 +21,7 @@ use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
 use crate::host_memory::{HostMemory, Registration};
 use crate::image::{self, RestoreOptions};
+use crate::ondemand::OnDemandError;
 use crate::ondemand::journal::{Entry, Journal};
 use crate::ondemand::replace::take_rings;
 use crate::ondemand::replay::perform;
@@ -37,13 +38,12 @@ pub(crate) fn take_up(
     held: Vec<(RetainedItem, OwnedFd)>,
     directory: PathBuf,
     remote: &Remote,
-) -> Result<(MendTakeover, Vec<Phase>), String> {
+) -> Result<(MendTakeover, Vec<Phase>), OnDemandError> {
     let (keep, inherited) = MendState::inherit(held)?;
     dispatcher.client.need_memory_at_once();
-    let image = inherited.image().ok_or("the copy of its memory is not there")?;
+    let image = inherited.image().ok_or(OnDemandError::NoCopy)?;
     let options = RestoreOptions { directory, again: true, based: true, ..RestoreOptions::default() };
-    let phases =
-        image::restore(dispatcher, &image, options, remote.clone()).map_err(|error| error.to_string())?;
+    let phases = image::restore(dispatcher, &image, options, remote.clone())?;
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
@@ -60,7 +60,7 @@ impl MendTakeover {
         pid: i32,
         how: MendMode,
         (store, prefix): (PathBuf, String),
-    ) -> Result<(bool, Vec<Phase>), String> {
+    ) -> Result<(bool, Vec<Phase>), OnDemandError> {
         let MendTakeover { mut keep, inherited } = self;
         dispatcher.client.pid = pid;
         dispatcher.client.output.of_pid(pid);
@@ -69,9 +69,9 @@ impl MendTakeover {
         take_rings(dispatcher, keep.journal())?;
         let attached = keep.standing().attached;
         dispatcher.client.driver_attached = attached;
-        fault::point("mend-replaying").map_err(|fault| fault.to_string())?;
+        fault::point("mend-replaying")?;
         let fault = replay(&mut dispatcher.client, &keep, how)?;
-        fault::point("mend-replayed").map_err(|fault| fault.to_string())?;
+        fault::point("mend-replayed")?;
         let mut mend = Mend::with(keep, store, prefix);
         let client = &mut dispatcher.client;
         match fault {
@@ -99,19 +99,18 @@ impl MendTakeover {
 }
 
 /// Does the journal once more; whether a fault of the program's own has ended that.
-fn replay(client: &mut Client, keep: &MendState, how: MendMode) -> Result<bool, String> {
+fn replay(client: &mut Client, keep: &MendState, how: MendMode) -> Result<bool, OnDemandError> {
     let journal = keep.current();
-    let index = keep.device().ok_or("the copy of its memory is not there")?;
-    let failed = |code: CuResult| format!("its requests could not be done once more: {code}");
+    let index = keep.device().ok_or(OnDemandError::NoCopy)?;
     let told = |entry: &Entry<'_>| entry.flags.is_told().then(|| told_bytes(entry)).flatten();
     let room: u64 = journal.requests_at().filter_map(|(_, entry)| told(&entry)).map(rounded).sum();
     let brings = journal.requests_at().any(|(_, entry)| !entry.staged.is_empty());
-    client.bind(index).map_err(failed)?;
+    client.bind(index).map_err(OnDemandError::Requests)?;
     let (memory, length) = journal.memory();
-    let device = client.context(index).map_err(failed)?.device.clone();
+    let device = client.context(index).map_err(OnDemandError::Requests)?.device.clone();
     let source = brings.then(|| Registration::new(&device, memory, length as u64, Access::ReadWrite));
-    let source = source.transpose().map_err(failed)?;
-    let scratch = (room > 0).then(|| scratch(&device, room)).transpose().map_err(failed)?;
+    let source = source.transpose().map_err(OnDemandError::Requests)?;
+    let scratch = (room > 0).then(|| scratch(&device, room)).transpose().map_err(OnDemandError::Requests)?;
     let done = once_more(client, keep, how, (index, scratch.as_ref().map_or(0, HostMemory::address)));
     match done.is_ok() {
         // Nothing is copied from or to them any more.
@@ -128,7 +127,7 @@ fn once_more(
     keep: &MendState,
     how: MendMode,
     (index, mut next): (usize, u64),
-) -> Result<bool, String> {
+) -> Result<bool, OnDemandError> {
     let journal = keep.current();
     let memory = journal.memory().0;
     let (mut compared, mut fresh) = (Vec::new(), Vec::new());
@@ -165,7 +164,7 @@ fn once_more(
                 fault = true;
                 break;
             }
-            Err(code) => return Err(format!("{operation}, which had worked before, gave {code}")),
+            Err(code) => return Err(OnDemandError::Otherwise { operation, code }),
         }
     }
     if !is_based && !fault {
