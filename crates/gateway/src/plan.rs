@@ -25,19 +25,29 @@ pub struct Plan {
     pub timeout_ms: u64,
 }
 
+/// What of a plan cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error("a service has at most 0 instances by this; say at least --max 1")]
+    NoInstances,
+    #[error(
+        "a service cannot have at least {min} and at most {max} instances; give a --min that is not above --max"
+    )]
+    Bounds { min: u32, max: u32 },
+    #[error("an instance would have 0 requests at once; say at least --concurrency 1")]
+    NoConcurrency,
+    #[error("no request could wait; say a --timeout above 0")]
+    NoTimeout,
+}
+
 impl Plan {
-    /// A sentence on what cannot be.
-    pub fn check(&self) -> Result<(), String> {
-        let Plan { min, max, concurrency, timeout_ms, .. } = self;
+    pub fn check(&self) -> Result<(), PlanError> {
+        let Plan { min, max, concurrency, timeout_ms, .. } = *self;
         match () {
-            () if *max == 0 => Err("a service has at most 0 instances by this; say at least --max 1".into()),
-            () if min > max => Err(format!(
-                "a service cannot have at least {min} and at most {max} instances; give a --min that is not above --max"
-            )),
-            () if *concurrency == 0 => {
-                Err("an instance would have 0 requests at once; say at least --concurrency 1".into())
-            }
-            () if *timeout_ms == 0 => Err("no request could wait; say a --timeout above 0".into()),
+            () if max == 0 => Err(PlanError::NoInstances),
+            () if min > max => Err(PlanError::Bounds { min, max }),
+            () if concurrency == 0 => Err(PlanError::NoConcurrency),
+            () if timeout_ms == 0 => Err(PlanError::NoTimeout),
             () => Ok(()),
         }
     }
@@ -137,14 +147,14 @@ mod tests {
     fn what_cannot_be_is_refused() {
         let plan =
             Plan { min: 0, max: 4, concurrency: 8, idle_ms: 0, idle_end_ms: 0, queue: 0, timeout_ms: 1 };
-        assert_eq!(plan.check(), Ok(()));
+        assert!(plan.check().is_ok());
         for (wrong, word) in [
             (Plan { max: 0, ..plan.clone() }, "--max"),
             (Plan { min: 5, ..plan.clone() }, "--min"),
             (Plan { concurrency: 0, ..plan.clone() }, "--concurrency"),
             (Plan { timeout_ms: 0, ..plan.clone() }, "--timeout"),
         ] {
-            assert!(wrong.check().unwrap_err().contains(word));
+            assert!(wrong.check().unwrap_err().to_string().contains(word));
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The certificate of a port, read again whenever its files change.
 
 use std::fs::{File, Metadata};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_protocol::service::TlsFiles;
 use rustls::ServerConfig;
 use rustls::crypto::ring::default_provider;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -20,6 +20,25 @@ use crate::limits;
 const LONGEST: u64 = 1 << 20;
 /// What is spoken behind it, the better first.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{} cannot be read: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is no regular file", path.display())]
+    NoFile { path: PathBuf },
+    #[error("{} has more than {LONGEST} bytes, which no certificate or key has", path.display())]
+    TooLong { path: PathBuf },
+    #[error("{} cannot be understood: {source}", path.display())]
+    Certificate { path: PathBuf, source: pem::Error },
+    #[error("{} has no certificate; expected one in PEM, and those above it behind it", path.display())]
+    NoCertificate { path: PathBuf },
+    #[error("{} has no private key in PEM: {source}", path.display())]
+    Key { path: PathBuf, source: pem::Error },
+    #[error("the certificate {} cannot be used with the key {}: {source}", certificate.display(), key.display())]
+    Pair { certificate: PathBuf, key: PathBuf, source: rustls::Error },
+}
 
 pub struct Tls {
     files: TlsFiles,
@@ -37,8 +56,7 @@ struct State {
 type Seen = [Option<(u64, u64, i64, i64)>; 2];
 
 impl Tls {
-    /// An error is a sentence.
-    pub fn load(files: TlsFiles) -> Result<Arc<Tls>, String> {
+    pub fn load(files: TlsFiles) -> Result<Arc<Tls>, TlsError> {
         let seen = look(&files);
         let state = State { config: read(&files)?, seen, problem: None };
         Ok(Arc::new(Tls { files, state: Mutex::new(state) }))
@@ -94,19 +112,16 @@ fn look(files: &TlsFiles) -> Seen {
     [&files.certificate, &files.key].map(|path| path.metadata().ok().map(told))
 }
 
-fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
+fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     let TlsFiles { certificate, key } = files;
-    let shown = certificate.display();
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&contents(certificate)?).collect();
-    let chain = chain.map_err(|error| format!("{shown} cannot be understood: {error}"))?;
+    let chain = chain.map_err(|source| TlsError::Certificate { path: certificate.clone(), source })?;
     if chain.is_empty() {
-        return Err(format!("{shown} has no certificate; expected one in PEM, and those above it behind it"));
+        return Err(TlsError::NoCertificate { path: certificate.clone() });
     }
     let secret = PrivateKeyDer::from_pem_slice(&contents(key)?)
-        .map_err(|error| format!("{} has no private key in PEM: {error}", key.display()))?;
-    let unusable = |error: rustls::Error| {
-        format!("the certificate {shown} cannot be used with the key {}: {error}", key.display())
-    };
+        .map_err(|source| TlsError::Key { path: key.clone(), source })?;
+    let unusable = |source| TlsError::Pair { certificate: certificate.clone(), key: key.clone(), source };
     let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(unusable)?
@@ -117,19 +132,17 @@ fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
     Ok(Arc::new(config))
 }
 
-fn contents(path: &Path) -> Result<Vec<u8>, String> {
-    let failed = |error| format!("{} cannot be read: {error}", path.display());
+fn contents(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let failed = |source| TlsError::Read { path: path.to_path_buf(), source };
     let file = File::open(path).map_err(failed)?;
     // A pipe would have whoever reads wait for somebody who writes.
     if !file.metadata().map_err(failed)?.is_file() {
-        return Err(format!("{} is no regular file", path.display()));
+        return Err(TlsError::NoFile { path: path.to_path_buf() });
     }
     let mut contents = Vec::new();
     file.take(LONGEST + 1).read_to_end(&mut contents).map_err(failed)?;
     match contents.len() as u64 <= LONGEST {
         true => Ok(contents),
-        false => {
-            Err(format!("{} has more than {LONGEST} bytes, which no certificate or key has", path.display()))
-        }
+        false => Err(TlsError::TooLong { path: path.to_path_buf() }),
     }
 }

@@ -1,5 +1,6 @@
 //! Filling host memory, in the background: one image at a time, on threads that give way to all others.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,6 +18,21 @@ use crate::host::resources::available_memory;
 const MOST_THREADS: usize = 4;
 /// What is left of the host's memory, whatever the limit.
 const LEAST_LEFT: u64 = 1 << 30;
+
+/// Why a chunk is not there.
+#[derive(Debug, thiserror::Error)]
+enum FillError {
+    #[error("a part is missing")]
+    NoPart,
+    #[error("a slot lies outside of its memory")]
+    Outside,
+    #[error("the host has {} MB of free memory left", available >> 20)]
+    NoRoom { available: u64 },
+    #[error(transparent)]
+    Memory(#[from] io::Error),
+    #[error(transparent)]
+    Store(#[from] rekindle_store::Error),
+}
 
 impl Caches {
     /// Puts an image's contents into host memory, as far as there is room. Returns when that is done.
@@ -61,18 +77,18 @@ impl Caches {
         });
     }
 
-    fn fill_slot(&self, image: &Image, chunk: &Chunk<'_>, slot: Slot) -> std::result::Result<(), String> {
+    fn fill_slot(&self, image: &Image, chunk: &Chunk<'_>, slot: Slot) -> std::result::Result<(), FillError> {
         let memory = self.host_memory(slot.memory)?;
-        let part = image.part(PartKind::GpuBuffer, chunk.part).ok_or("a part is missing")?;
+        let part = image.part(PartKind::GpuBuffer, chunk.part).ok_or(FillError::NoPart)?;
         let at = chunk.number * CACHE_SLOT;
         // SAFETY: the slot was claimed for this chunk, and this call alone fills it.
         let bytes = unsafe { memory.slot(slot, CACHE_SLOT.min(part.bytes - at)) };
-        let bytes = bytes.ok_or("a slot lies outside of its memory")?;
-        image.read_part(part, at, bytes).map_err(|error| error.to_string())
+        let bytes = bytes.ok_or(FillError::Outside)?;
+        Ok(image.read_part(part, at, bytes)?)
     }
 
     /// The memory of this place, made if need be.
-    fn host_memory(&self, place: u32) -> std::result::Result<Arc<Memory>, String> {
+    fn host_memory(&self, place: u32) -> std::result::Result<Arc<Memory>, FillError> {
         let mut host = lock(&self.host);
         if let Some(memory) = host.memories.get(&place) {
             return Ok(memory.clone());
@@ -80,9 +96,9 @@ impl Caches {
         let bytes = host.memory_bytes;
         let available = available_memory();
         if available < bytes + LEAST_LEFT {
-            return Err(format!("the host has {} MB of free memory left", available >> 20));
+            return Err(FillError::NoRoom { available });
         }
-        let memory = Memory::of_host(self.next_number(), bytes).map_err(|error| error.to_string())?;
+        let memory = Memory::of_host(self.next_number(), bytes)?;
         let memory = Arc::new(memory);
         host.memories.insert(place, memory.clone());
         Ok(memory)

@@ -18,4 +18,4 @@ pub mod replace;
 pub mod resources;
 pub mod usage;
 
-pub use error::HostError;
+pub use error::{HostError, MountError};

@@ -9,10 +9,11 @@ use rekindle_protocol::mounts::{Mounts, Overlay, Volume};
 use rekindle_sandbox::RUN_PATH;
 
 use crate::error::Result;
-use crate::host::HostError;
+use crate::host::{HostError, MountError};
 
 /// What a sandbox has of its own there.
 const OWN: [&str; 4] = ["/proc", "/sys", "/dev", RUN_PATH];
+const ANOTHER: &str = "make it, or name another one";
 const TABLE: &str = "/proc/self/mountinfo";
 
 /// Checks them, and names their places in the sandbox as the program will find them: without links.
@@ -21,12 +22,15 @@ pub fn settle(mounts: &Mounts) -> Result<Mounts> {
     let mut volumes = mounts.volumes.clone();
     volumes.sort_by_key(|volume| volume.inside.components().count());
     for volume in volumes {
-        let found = settle_volume(&volume, &settled).map_err(|why| HostError::NoVolume { volume, why })?;
+        let found = settle_volume(&volume, &settled)
+            .map_err(|source| HostError::NoVolume { volume, source: source.into() })?;
         settled.volumes.push(found);
     }
     for Overlay { directory, bytes } in &mounts.overlays {
         let found = settle_overlay(directory, &settled);
-        let directory = found.map_err(|why| HostError::NoOverlay { directory: directory.clone(), why })?;
+        let failed =
+            |source: MountError| HostError::NoOverlay { directory: directory.clone(), source: source.into() };
+        let directory = found.map_err(failed)?;
         settled.overlays.push(Overlay { directory, bytes: *bytes });
     }
     Ok(settled)
@@ -44,44 +48,34 @@ pub fn choose(kept: &Mounts, asked: &[Volume]) -> Result<Mounts> {
     settle(&kept.with_volumes(&asked))
 }
 
-fn settle_volume(volume: &Volume, outer: &Mounts) -> std::result::Result<Volume, String> {
+fn settle_volume(volume: &Volume, outer: &Mounts) -> std::result::Result<Volume, MountError> {
     let Volume { host, inside, .. } = volume;
-    let source = fs::metadata(host).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => format!("there is no {}; make it, or name another one", host.display()),
-        _ => format!("{} cannot be used: {error}", host.display()),
-    })?;
+    let source = fs::metadata(host).map_err(|source| unusable(host, source, ANOTHER))?;
     let make = if source.is_dir() { "make a directory there" } else { "make an empty file there" };
     let place = real(inside, outer, make)?;
-    let there =
-        fs::metadata(outer.on_host(&place)).map_err(|error| format!("{}: {error}", inside.display()))?;
+    let there = fs::metadata(outer.on_host(&place))
+        .map_err(|source| MountError::Unseen { place: inside.clone(), source })?;
     if source.is_dir() != there.is_dir() {
-        let word = |is_directory: bool| if is_directory { "a directory" } else { "no directory" };
-        return Err(format!(
-            "{} is {} and {} is {}; name two of one kind",
-            host.display(),
-            word(source.is_dir()),
-            inside.display(),
-            word(there.is_dir())
-        ));
+        let (host, inside) = (host.clone(), inside.clone());
+        return Err(MountError::Kinds { host, is_directory: source.is_dir(), inside });
     }
     refuse_own(&place)?;
     if outer.volumes.iter().any(|other| other.inside == place) {
-        return Err(format!("another volume is to lie at {}; name each place once", place.display()));
+        return Err(MountError::Twice { place });
     }
     Ok(Volume { inside: place, ..volume.clone() })
 }
 
-fn settle_overlay(directory: &Path, outer: &Mounts) -> std::result::Result<PathBuf, String> {
-    let place = real(directory, outer, "make it, or name another one")?;
+fn settle_overlay(directory: &Path, outer: &Mounts) -> std::result::Result<PathBuf, MountError> {
+    let place = real(directory, outer, ANOTHER)?;
     let host = outer.on_host(&place);
     if !fs::metadata(&host).is_ok_and(|found| found.is_dir()) {
-        return Err("it is no directory; name the one that is to be written to".into());
+        return Err(MountError::NoDirectory);
     }
     refuse_own(&place)?;
     // Through two of them the kernel names what is mapped by a place that nobody can find.
     if is_overlayfs(&host) {
-        return Err("it lies on an overlayfs itself, as in a container, and CRIU cannot take what is mapped through two of them; \
-             name a directory on another file system".into());
+        return Err(MountError::OnOverlayfs);
     }
     if let Some(other) = outer
         .overlays
@@ -89,48 +83,45 @@ fn settle_overlay(directory: &Path, outer: &Mounts) -> std::result::Result<PathB
         .map(|other| &other.directory)
         .find(|other| other.starts_with(&place) || place.starts_with(other))
     {
-        return Err(format!(
-            "there is to be one over {} too; one over the outer directory is enough",
-            other.display()
-        ));
+        return Err(MountError::Nested { other: other.clone() });
     }
     let is_beneath = |path: &Path, above: &Path| path != above && path.starts_with(above);
-    let table = fs::read(TABLE).map_err(|error| format!("{TABLE} cannot be read: {error}"))?;
+    let table = fs::read(TABLE).map_err(|source| MountError::NoTable { table: TABLE.into(), source })?;
     let mut mounted = points(&table).into_iter().filter(|point| is_beneath(point, &host));
     let mut volumes = outer.volumes.iter().map(|volume| volume.inside.clone());
     match mounted.next().or_else(|| volumes.find(|inside| is_beneath(inside, &place))) {
         None => Ok(place),
-        Some(point) => Err(format!(
-            "{} is mounted in it, of which the program would see nothing; name a directory without such",
-            point.display()
-        )),
+        Some(point) => Err(MountError::Hidden { point }),
     }
 }
 
 /// Where the sandbox's program finds it.
-fn real(path: &Path, mounts: &Mounts, way_out: &str) -> std::result::Result<PathBuf, String> {
-    let look = |path: &Path| {
-        fs::canonicalize(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => format!("there is no {}; {way_out}", path.display()),
-            _ => format!("{} cannot be used: {error}", path.display()),
-        })
-    };
+fn real(path: &Path, mounts: &Mounts, way_out: &'static str) -> std::result::Result<PathBuf, MountError> {
+    let look = |path: &Path| fs::canonicalize(path).map_err(|source| unusable(path, source, way_out));
     let Some((volume, _)) = mounts.volume_of(path) else { return look(path) };
     let (root, place) = (look(&volume.host)?, look(&mounts.on_host(path))?);
-    let below = place.strip_prefix(&root).map_err(|_| {
-        format!("{} leads by a link out of the volume {volume}; name the place itself", path.display())
-    })?;
+    let below = place
+        .strip_prefix(&root)
+        .map_err(|_| MountError::Outside { place: path.to_path_buf(), volume: volume.clone() })?;
     Ok(if below.as_os_str().is_empty() { volume.inside.clone() } else { volume.inside.join(below) })
+}
+
+fn unusable(place: &Path, source: io::Error, way_out: &'static str) -> MountError {
+    let place = place.to_path_buf();
+    match source.kind() {
+        io::ErrorKind::NotFound => MountError::Missing { place, way_out },
+        _ => MountError::Unusable { place, source },
+    }
 }
 
 fn is_overlayfs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == OVERLAYFS_SUPER_MAGIC)
 }
 
-fn refuse_own(place: &Path) -> std::result::Result<(), String> {
+fn refuse_own(place: &Path) -> std::result::Result<(), MountError> {
     match OWN.iter().find(|own| place.starts_with(own) || Path::new(own).starts_with(place)) {
         None => Ok(()),
-        Some(own) => Err(format!("{own} is the sandbox's own; name another place")),
+        Some(own) => Err(MountError::Own { own }),
     }
 }
 

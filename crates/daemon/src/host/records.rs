@@ -14,6 +14,19 @@ use crate::error::{Error, Result};
 /// The longest record read.
 const LONGEST: u64 = 1 << 20;
 
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error(transparent)]
+    Read(#[from] rekindle_store::Error),
+    #[error(transparent)]
+    Parse(#[from] serde_json::Error),
+    #[error("it is named after another {kind}")]
+    Misnamed { kind: &'static str },
+    #[error(transparent)]
+    Refused(Box<dyn std::error::Error + Send + Sync>),
+}
+
 pub trait StoredRecord: Serialize + DeserializeOwned {
     /// What it is a record of.
     const KIND: &'static str;
@@ -21,7 +34,7 @@ pub trait StoredRecord: Serialize + DeserializeOwned {
     fn name(&self) -> &str;
 
     /// An error says why it cannot be used.
-    fn check(&self) -> std::result::Result<(), String> {
+    fn check(&self) -> std::result::Result<(), RecordError> {
         Ok(())
     }
 
@@ -34,12 +47,12 @@ pub trait StoredRecord: Serialize + DeserializeOwned {
             .map_err(|source| Error::io("write the record", &place, source))
     }
 
-    fn load(directory: &Path, name: &str) -> std::result::Result<Self, String> {
-        let text = bounded::read(&path(directory, name), LONGEST).map_err(|error| error.to_string())?;
-        let record: Self = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    fn load(directory: &Path, name: &str) -> std::result::Result<Self, RecordError> {
+        let text = bounded::read(&path(directory, name), LONGEST)?;
+        let record: Self = serde_json::from_slice(&text)?;
         match record.name() == name {
             true => record.check().map(|()| record),
-            false => Err(format!("it is named after another {}", Self::KIND)),
+            false => Err(RecordError::Misnamed { kind: Self::KIND }),
         }
     }
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::contexts::Share;
 use crate::error::{Error, Result};
 use crate::host::clock;
+use crate::host::records::RecordError;
 use crate::host::replace::{Outlasting, PRIVATE, replace};
 use crate::sandboxes::asleep::SleepingGpu;
 use crate::sandboxes::mending::Mended;
@@ -339,11 +340,11 @@ fn path(directory: &Path, id: &str) -> PathBuf {
     directory.join(format!("{id}.json"))
 }
 
-fn load(path: &Path) -> std::result::Result<Record, String> {
-    let text = bounded::read(path, LONGEST).map_err(|error| error.to_string())?;
-    let record: Record = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+fn load(path: &Path) -> std::result::Result<Record, RecordError> {
+    let text = bounded::read(path, LONGEST)?;
+    let record: Record = serde_json::from_slice(&text)?;
     let named = path.file_stem().is_some_and(|stem| stem == record.id.as_str());
-    named.then_some(record).ok_or_else(|| "it is named after another sandbox".to_string())
+    named.then_some(record).ok_or(RecordError::Misnamed { kind: "sandbox" })
 }
 
 /// Whose a program is, if others are too: of a service's tenant, of those that share contexts by one name, or of the service.

@@ -45,7 +45,7 @@ pub fn serve(
     let refused = |reason: String| ServiceError::CannotServe { image: image.to_string(), reason }.into();
     let service = find(daemon, name)?;
     let mut record = load(daemon, name)?;
-    check(request).map_err(refused)?;
+    check(request).map_err(|reason| refused(reason.to_string()))?;
     record.check_tenant(request)?;
     if record.draining {
         return Err(refused(format!(
@@ -105,7 +105,7 @@ pub fn take_back(service: &Service, record: &mut ServiceRecord) -> Option<Arc<Se
 }
 
 /// Beside a canary nothing else of the service is changed.
-fn check(request: &ServiceRequest) -> std::result::Result<(), String> {
+fn check(request: &ServiceRequest) -> std::result::Result<(), &'static str> {
     let ServiceRequest { port, min, max, concurrency, queue, idle_ms, idle_end_ms, timeout_ms, tls, .. } =
         request;
     let of_service = port.is_some()
@@ -113,9 +113,7 @@ fn check(request: &ServiceRequest) -> std::result::Result<(), String> {
         || [min, max, concurrency, queue].iter().any(|request| request.is_some())
         || [idle_ms, idle_end_ms, timeout_ms].iter().any(|request| request.is_some());
     match of_service {
-        true => {
-            Err("ports, TLS, numbers and times are the service's; change them without --canary".to_string())
-        }
+        true => Err("ports, TLS, numbers and times are the service's; change them without --canary"),
         false => Ok(()),
     }
 }

@@ -1,5 +1,9 @@
 //! What can go wrong with services.
 
+use rekindle_gateway::{PlanError, TlsError};
+
+use crate::host::records::RecordError;
+
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
     #[error("there is no service named {name:?}; `rekindle services` lists them")]
@@ -13,8 +17,13 @@ pub enum ServiceError {
     #[error("the image {image:?} cannot be served: {reason}")]
     CannotServe { image: String, reason: String },
 
-    #[error("the service {name:?} cannot be as asked: {reason}")]
-    BadPlan { name: String, reason: String },
+    #[error("the service {name:?} cannot be as asked: {source}")]
+    BadPlan { name: String, source: PlanError },
+
+    #[error(
+        "the service {name:?} cannot be as asked: it belongs to {own}, and cannot be given to {wanted:?}; remove it by `rekindle unserve {name}` first"
+    )]
+    OfAnother { name: String, own: String, wanted: String },
 
     #[error("the service {name:?} is not there yet; say by `--port [ADDRESS:]PORT` where it is to be found")]
     NoPort { name: String },
@@ -22,9 +31,9 @@ pub enum ServiceError {
     #[error("the service {name:?} cannot have port {port}: {why}; choose another by `--port [ADDRESS:]PORT`")]
     CannotListen { name: String, port: u16, why: String },
 
-    #[error("the certificate of the service {name:?} cannot be used: {reason}")]
-    NoCertificate { name: String, reason: String },
+    #[error("the certificate of the service {name:?} cannot be used: {source}")]
+    NoCertificate { name: String, source: Box<TlsError> },
 
-    #[error("the service {name:?} {reason}")]
-    Failed { name: String, reason: String },
+    #[error("the service {name:?} cannot be changed, for its record cannot be read: {source}")]
+    NoRecord { name: String, source: RecordError },
 }

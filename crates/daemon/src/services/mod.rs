@@ -77,7 +77,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
         _ => None,
     };
     let plan = plan(request, kept.map_or(&USUAL, |record| &record.plan));
-    plan.check().map_err(|reason| ServiceError::BadPlan { name: name.to_string(), reason })?;
+    plan.check().map_err(|source| ServiceError::BadPlan { name: name.to_string(), source })?;
     let tls = match &request.tls {
         Some(TlsRequest::Off) => None,
         Some(TlsRequest::With(files)) => Some(files.clone()),
@@ -173,7 +173,7 @@ pub fn scale(daemon: &Daemon, name: &str, min: Option<u32>, max: Option<u32>) ->
     let _serving = daemon.serving.take_service(name)?;
     let mut record = load(daemon, name)?;
     record.plan = plan(&ServiceRequest { min, max, ..ServiceRequest::default() }, &record.plan);
-    record.plan.check().map_err(|reason| ServiceError::BadPlan { name: name.to_string(), reason })?;
+    record.plan.check().map_err(|source| ServiceError::BadPlan { name: name.to_string(), source })?;
     record.save(&daemon.paths.services())?;
     service.replan(record.plan.clone());
     if let Some(canary) = service.canary().filter(|canary| canary.stopped().is_none()) {
@@ -244,13 +244,8 @@ fn find(daemon: &Daemon, name: &str) -> Result<Arc<Service>> {
 }
 
 fn load(daemon: &Daemon, name: &str) -> Result<ServiceRecord> {
-    ServiceRecord::load(&daemon.paths.services(), name).map_err(|why| {
-        ServiceError::Failed {
-            name: name.to_string(),
-            reason: format!("cannot be changed, for its record cannot be read: {why}"),
-        }
-        .into()
-    })
+    ServiceRecord::load(&daemon.paths.services(), name)
+        .map_err(|source| ServiceError::NoRecord { name: name.to_string(), source }.into())
 }
 
 /// What was asked, and for the rest what there is.
@@ -336,9 +331,9 @@ fn certificate(daemon: &Daemon, name: &str, files: Option<&TlsFiles>) -> Result<
     if let Some(known) = daemon.gateway.tls(name).filter(|known| known.files() == files) {
         return Ok(Some(known));
     }
-    Tls::load(files.clone())
-        .map(Some)
-        .map_err(|reason| ServiceError::NoCertificate { name: name.to_string(), reason }.into())
+    Tls::load(files.clone()).map(Some).map_err(|source| {
+        ServiceError::NoCertificate { name: name.to_string(), source: source.into() }.into()
+    })
 }
 
 /// Takes the port for the service, and notes which it is.

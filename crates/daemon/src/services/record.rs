@@ -6,7 +6,7 @@ use rekindle_protocol::service::{ServiceRequest, TlsFiles};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::host::records::StoredRecord;
+use crate::host::records::{RecordError, StoredRecord};
 use crate::services::ServiceError;
 use crate::services::canary::CanaryRecord;
 
@@ -54,8 +54,8 @@ impl StoredRecord for ServiceRecord {
         &self.name
     }
 
-    fn check(&self) -> std::result::Result<(), String> {
-        self.plan.check()
+    fn check(&self) -> std::result::Result<(), RecordError> {
+        self.plan.check().map_err(|error| RecordError::Refused(error.into()))
     }
 }
 
@@ -68,10 +68,7 @@ impl ServiceRecord {
         };
         let name = &self.name;
         let own = self.tenant.as_ref().map_or("no tenant".to_string(), |own| format!("the tenant {own:?}"));
-        let reason = format!(
-            "it belongs to {own}, and cannot be given to {wanted:?}; remove it by `rekindle unserve {name}` first"
-        );
-        Err(ServiceError::BadPlan { name: name.clone(), reason }.into())
+        Err(ServiceError::OfAnother { name: name.clone(), own, wanted: wanted.clone() }.into())
     }
 }
 

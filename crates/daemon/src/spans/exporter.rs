@@ -12,7 +12,7 @@ use rekindle_gateway::Record;
 use rekindle_protocol::daemon::{State, Trace};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Tally, tree};
+use super::{CollectorError, Tally, tree};
 use crate::sandboxes::registry::Registry;
 use crate::sandboxes::traces;
 
@@ -33,17 +33,15 @@ pub struct Exporter {
 
 impl Exporter {
     /// Nobody is asked yet.
-    pub fn new(endpoint: &str, resource: &Resource) -> Result<Exporter, String> {
+    pub fn new(endpoint: &str, resource: &Resource) -> Result<Exporter, CollectorError> {
         // Fails only where somebody has chosen one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let runtime =
-            Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
         let mut exporter = SpanExporter::builder()
             .with_http()
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(traces_of(endpoint)?)
-            .build()
-            .map_err(|error| error.to_string())?;
+            .build()?;
         exporter.set_resource(resource);
         Ok(Exporter { endpoint: endpoint.to_string(), exporter, runtime, is_away: false })
     }
@@ -107,11 +105,11 @@ fn gather(first: Record, records: &Receiver<Record>) -> Vec<Record> {
 }
 
 /// Where a collector takes spans; what is wrong with the endpoint otherwise.
-fn traces_of(endpoint: &str) -> Result<String, String> {
+fn traces_of(endpoint: &str) -> Result<String, CollectorError> {
     let has_scheme = ["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme));
     match has_scheme {
         true => Ok(format!("{}/v1/traces", endpoint.trim_end_matches('/'))),
-        false => Err("it is no HTTP address".to_string()),
+        false => Err(CollectorError::NoHttp),
     }
 }
 

@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::sandboxes::registry::Registry;
 use exporter::Exporter;
 
-pub use error::SpanError;
+pub use error::{CollectorError, SpanError};
 
 /// How many requests wait to be told of.
 const ROOM: usize = 2048;
@@ -57,7 +57,7 @@ impl Spans {
     pub fn open(endpoint: &str) -> Result<Arc<Spans>> {
         let sampling = Config::default();
         let exporter = Exporter::new(endpoint, &sampling.resource)
-            .map_err(|reason| SpanError::NoCollector { endpoint: endpoint.to_string(), reason })?;
+            .map_err(|source| SpanError::NoCollector { endpoint: endpoint.to_string(), source })?;
         let (sender, records) = sync_channel(ROOM);
         Ok(Arc::new(Spans {
             sampling,
