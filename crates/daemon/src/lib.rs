@@ -4,7 +4,7 @@
 //! each worker's end. Everything that must outlive the daemon belongs to another process (init, worker) or lies on
 //! disk (record, store), so that it may be killed at any moment; [`Daemon::open`] says what the next one does.
 //!
-//! Each folder uses those above it in this table, or in its own row, and no other; only `error` names what each folder's own
+//! Each folder uses those before it in this table, in its own row too, and no other; only `error` names what each folder's own
 //! errors are, to wrap them (`scripts/layers` checks that):
 //!
 //! | what | folder |
@@ -20,7 +20,8 @@
 //! | contexts that programs share | `contexts` |
 //! | workers that wait for sandboxes | `pool` |
 //! | what the daemon puts into images, and whether it can be used here | `images` |
-//! | sandboxes, their records, admission sockets and logs, and networks of their own | `sandboxes`, `network` |
+//! | networks of sandboxes' own, and ports that lead there | `network` |
+//! | sandboxes, their records, admission sockets and logs | `sandboxes` |
 //! | requests to services as spans of traces | `spans` |
 //! | images that apps start from | `frameworks` |
 //! | what the daemon has | `daemon` |
@@ -34,7 +35,7 @@
 //! | whose services are whose | `tenants` |
 //! | services that scale to zero | `services` |
 //! | containers, by Podman and containerd | `containers` |
-//! | what a browser shows of all that, and what Prometheus is told | `page`, `metrics` |
+//! | who has how much GPU memory; what Prometheus is told of all that, and what a browser shows | `gpu_map`, `metrics`, `page` |
 //! | the command line's requests, and what an earlier daemon left | `server` |
 
 mod access_log;
@@ -50,6 +51,7 @@ mod error;
 mod events;
 mod fault;
 mod frameworks;
+mod gpu_map;
 mod host;
 mod images;
 mod lifecycle;

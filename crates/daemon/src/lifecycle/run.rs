@@ -95,7 +95,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
     let started = door
         .and_then(|()| portions::check_room(daemon, &sandbox))
         .and_then(|()| sandbox.limit())
-        .and_then(|()| network::furnish(&daemon.publisher, &sandbox))
+        .and_then(|()| sandbox.furnish_network(&daemon.publisher))
         .and_then(|()| start(&sandbox, &request, environment));
     sandbox.fill_pool();
     match started {

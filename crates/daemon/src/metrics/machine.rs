@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::families::{Families, word};
 use crate::daemon::Daemon;
-use crate::page::gpus;
+use crate::gpu_map;
 use crate::tally;
 
-/// Whoever may have memory of a GPU, as the page's map calls it, and here.
+/// Whoever may have memory of a GPU, as the map of GPU memory calls it, and here.
 const HOLDERS: [(&str, &str); 7] = [
     ("program", "programs"),
     ("asleep", "asleep"),
@@ -30,7 +30,7 @@ pub fn tell(families: &mut Families, daemon: &Daemon) {
 }
 
 fn tell_of_gpus(families: &mut Families, daemon: &Daemon) {
-    let gpus = gpus::map(daemon);
+    let gpus = gpu_map::by_gpu(daemon);
     let name = |gpu: &Value| gpu["gpu"].as_str().unwrap_or_default().to_string();
     let help = "GPU memory in use, by who has it: programs (instances of services among them), halves that sleep there, \
                 workers that wait, caches, and others.";

@@ -8,14 +8,12 @@ mod publisher;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rekindle_protocol::network::{Network as Kind, Port};
 use rekindle_sandbox::{Addresses, Network};
 
 use crate::error::Result;
-use crate::sandboxes::Sandbox;
-use crate::sandboxes::record::Record;
 
 pub use dialer::NetworkDialer;
 pub use error::NetworkError;
@@ -50,10 +48,24 @@ impl SandboxNetwork {
         }
     }
 
-    /// A network for a proof, in which the ports are nobody's.
-    pub fn furnish_for_proof(&self) -> Result<()> {
-        let _ = self.network.set(Arc::new(make(Addresses::Any)?));
+    /// Makes the network, in which the ports are nobody's yet.
+    pub fn furnish(&self, addresses: Addresses) -> Result<()> {
+        let network = Network::make(addresses).map_err(|source| NetworkError::NoNetwork { source })?;
+        let _ = self.network.set(Arc::new(network));
         Ok(())
+    }
+
+    /// Finds the network of a process of the sandbox's again.
+    pub fn find(&self, process: i32) -> io::Result<()> {
+        let _ = self.network.set(Arc::new(Network::of(process)?));
+        Ok(())
+    }
+
+    /// Takes ports for the sandbox of this name. Returns them with the numbers that were chosen.
+    pub fn take_ports(&self, publisher: &Arc<Publisher>, name: &str, wanted: &[Port]) -> Result<Vec<Port>> {
+        let (lease, ports) = publisher.take(name, wanted)?;
+        *self.lock() = Some(lease);
+        Ok(ports)
     }
 
     /// The program runs: those who have come to the ports are let in.
@@ -81,17 +93,17 @@ impl SandboxNetwork {
 
     /// Gives the ports back.
     pub fn close(&self) {
-        drop(self.ports.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.lock().take());
     }
 
     fn with(&self, work: impl FnOnce(&Lease)) {
-        if let Some(lease) = &*self.ports.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(lease) = &*self.lock() {
             work(lease);
         }
     }
 
-    fn lease(&self, lease: Lease) {
-        *self.ports.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
+    fn lock(&self) -> MutexGuard<'_, Option<Lease>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -104,57 +116,6 @@ pub fn choose(asked: Option<Kind>, publish: &[Port], kept: (Kind, &[Port])) -> R
         Kind::Private if publish.is_empty() => Ok((network, kept.1.to_vec())),
         Kind::Private => Ok((network, publish.to_vec())),
     }
-}
-
-/// Makes the network that the sandbox's record says, and takes its ports. A program that comes from an image may have
-/// sockets with addresses of the network that it had.
-pub fn furnish(publisher: &Arc<Publisher>, sandbox: &Sandbox) -> Result<()> {
-    let record = sandbox.record();
-    if record.network.is_host() {
-        return Ok(());
-    }
-    let addresses = if record.image.is_some() { Addresses::Any } else { Addresses::Loopback };
-    let network = make(addresses)?;
-    take_ports(publisher, sandbox, &record)?;
-    let _ = sandbox.network.network.set(Arc::new(network));
-    Ok(())
-}
-
-/// Takes the ports of a sandbox of an earlier daemon. `init` is a process of it, if it runs.
-pub fn adopt(publisher: &Arc<Publisher>, sandbox: &Sandbox, init: Option<i32>) {
-    let record = sandbox.record();
-    if record.network.is_host() {
-        return;
-    }
-    if let Some(init) = init {
-        match Network::of(init) {
-            Ok(network) => drop(sandbox.network.network.set(Arc::new(network))),
-            Err(error) => {
-                return sandbox.report_problem(format!("its network cannot be found again: {error}"));
-            }
-        }
-    }
-    match take_ports(publisher, sandbox, &record) {
-        Ok(()) if init.is_none() => sandbox.network.stopped(),
-        Ok(()) => {}
-        Err(error) => sandbox.report_problem(format!("its ports lead nowhere: {error}")),
-    }
-}
-
-fn take_ports(publisher: &Arc<Publisher>, sandbox: &Sandbox, record: &Record) -> Result<()> {
-    if record.ports.is_empty() {
-        return Ok(());
-    }
-    let (lease, ports) = publisher.take(&record.name, &record.ports)?;
-    sandbox.network.lease(lease);
-    match ports == record.ports {
-        true => Ok(()),
-        false => sandbox.update(|record| record.ports = ports),
-    }
-}
-
-fn make(addresses: Addresses) -> Result<Network> {
-    Network::make(addresses).map_err(|source| NetworkError::NoNetwork { source }.into())
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use rekindle_protocol::network::Port;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::network;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::{Forward, Leaving};
 use crate::sandboxes::recovery::unix_ms;
@@ -39,7 +38,7 @@ pub fn resume(daemon: &Daemon) {
             sandbox.note(|record| record.forward = None);
             continue;
         }
-        network::adopt(&daemon.publisher, &sandbox, None);
+        sandbox.adopt_network(&daemon.publisher, None);
         if let Err(error) = lead(&sandbox, &forward) {
             sandbox.network.close();
             sandbox.report_problem(format!("its ports lead nowhere: {error}"));

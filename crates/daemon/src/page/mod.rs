@@ -1,7 +1,6 @@
 //! The page that a browser shows of the daemon: where it is, and what it is told.
 
 mod error;
-pub mod gpus;
 mod images;
 mod state;
 

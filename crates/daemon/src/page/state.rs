@@ -5,10 +5,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rekindle_gateway::{Lane, Service};
 use serde_json::{Value, json};
 
-use super::gpus;
 use super::images::Images;
 use crate::daemon::Daemon;
 use crate::error::Result;
+use crate::gpu_map;
 use crate::images::machine;
 use crate::sandboxes::Sandbox;
 use crate::services;
@@ -39,7 +39,7 @@ pub fn collect(daemon: &Daemon, images: &Images, began: SystemTime) -> Value {
         "services": listed["services"].take(),
         "service_memory": listed["memory"].take(),
         "lanes": lanes,
-        "gpus": gpus::map(daemon),
+        "gpus": gpu_map::by_gpu(daemon),
         "sandboxes": sandboxes(daemon),
         "images": images,
         "problems": problems,

@@ -296,7 +296,7 @@ impl Attempt<'_> {
         fault::point("restore-created")?;
         portions::check_room(self.daemon, self.sandbox)?;
         self.sandbox.limit()?;
-        network::furnish(&self.daemon.publisher, self.sandbox)?;
+        self.sandbox.furnish_network(&self.daemon.publisher)?;
         if self.metadata.framework {
             frameworks::open(&self.sandbox.run_directory)?;
         }

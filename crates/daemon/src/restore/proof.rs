@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use rekindle_protocol::daemon::State;
-use rekindle_sandbox::{ExternalSocket, RUN_PATH, aside};
+use rekindle_sandbox::{Addresses, ExternalSocket, RUN_PATH, aside};
 use rekindle_store::{Draft, Error as StoreError, Image, Manifest};
 use serde::{Deserialize, Serialize};
 
@@ -152,7 +152,7 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
         return Ok(unproven(&why));
     }
     in_place(daemon, image, &metadata, |attempt| {
-        attempt.sandbox.network.furnish_for_proof()?;
+        attempt.sandbox.network.furnish(Addresses::Any)?;
         attempt.prove(|sockets| attempt.prove_cpu(sockets))
     })
 }

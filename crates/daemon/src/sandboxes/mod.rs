@@ -21,7 +21,7 @@ use crate::host::lock;
 use crate::host::paths::Paths;
 use crate::images::cpu_pages;
 use crate::images::verify::page_files;
-use crate::network;
+use crate::network::SandboxNetwork;
 use crate::pool::WorkerPool;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::last_image::LastImage;
@@ -40,6 +40,7 @@ pub mod logs;
 pub mod members;
 pub mod mending;
 pub mod names;
+mod network;
 mod operation;
 mod operation_lock;
 pub mod quiesce;
@@ -94,7 +95,7 @@ pub struct Sandbox {
     successor: OnceLock<Arc<Sandbox>>,
     cpu: OnceLock<CpuHalf>,
     admission: OnceLock<AdmissionSocket>,
-    pub network: network::SandboxNetwork,
+    pub network: SandboxNetwork,
     /// What limits it.
     group: Mutex<Option<Group>>,
     workers: Mutex<Workers>,
@@ -135,7 +136,7 @@ impl Sandbox {
             successor: OnceLock::new(),
             cpu: OnceLock::new(),
             admission: OnceLock::new(),
-            network: network::SandboxNetwork::default(),
+            network: SandboxNetwork::default(),
             group: Mutex::default(),
             workers: Mutex::default(),
             operation_lock: OperationLock::default(),

@@ -25,7 +25,6 @@ use crate::host::resources::give_memory_back;
 use crate::images::verify::page_files;
 use crate::images::verify::page_files::First;
 use crate::migration;
-use crate::network;
 use crate::nodes::{self, Outcome};
 use crate::pool::{PoolSize, WorkerPool};
 use crate::recovery;
@@ -133,7 +132,7 @@ impl Daemon {
                 }
                 // Those of one that has gone elsewhere are seen to with that.
                 false if sandbox.record().state == State::Stopped && sandbox.record().node.is_none() => {
-                    network::adopt(&self.publisher, &sandbox, None)
+                    sandbox.adopt_network(&self.publisher, None)
                 }
                 false => {}
             }
@@ -201,7 +200,7 @@ impl Daemon {
                     sandbox.report_problem(format!("no further process can use the GPU: {error}"));
                 }
                 nodes::keep(sandbox, &record, &cpu);
-                network::adopt(&self.publisher, sandbox, Some(cpu.init_pid()));
+                sandbox.adopt_network(&self.publisher, Some(cpu.init_pid()));
                 if let Err(error) = sandbox.runs(cpu).and_then(|()| sandbox.is_up()) {
                     log::error!("{error}");
                 }

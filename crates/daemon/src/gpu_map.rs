@@ -64,7 +64,7 @@ impl Gpu {
     }
 }
 
-pub fn map(daemon: &Daemon) -> Vec<Value> {
+pub fn by_gpu(daemon: &Daemon) -> Vec<Value> {
     let mut gpus: BTreeMap<String, Gpu> = BTreeMap::new();
     let mut serving = Vec::new();
     let mut live = daemon.sandboxes.all();
