@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rekindle_sandbox::Stat;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -43,12 +44,8 @@ pub struct Process {
 
 impl Process {
     pub fn find(pid: i32) -> Option<Process> {
-        let stat = rekindle_sandbox::process::text(&format!("/proc/{pid}/stat")).ok()?;
-        let (_, after) = stat.rsplit_once(") ")?;
-        let fields: Vec<_> = after.split_whitespace().collect();
-        let dead = matches!(*fields.first()?, "Z" | "X");
-        let started = fields.get(19)?.parse().ok()?;
-        (!dead).then_some(Process { pid, started })
+        let stat = Stat::of(pid).ok().filter(|stat| !stat.has_ended())?;
+        Some(Process { pid, started: stat.field(Stat::START_TIME)? })
     }
 
     pub fn is_alive(&self) -> bool {

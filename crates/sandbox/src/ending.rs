@@ -8,8 +8,9 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use crate::pages::image::Entries;
-use crate::process::{Handle, children, is_zombie, status_field, text, threads, tree};
+use crate::process::{Handle, children, is_zombie, status_field, threads, tree};
 use crate::proto::Message;
+use crate::stat::Stat;
 
 /// How soon what fails because a program ends is followed by that.
 const PARTING: Duration = Duration::from_millis(250);
@@ -52,11 +53,7 @@ fn is_dying_thread(thread: i32) -> bool {
         let set = status_field(thread, field).and_then(|set| u64::from_str_radix(&set, 16).ok());
         set.is_some_and(|set| set & SIGKILL_BIT != 0)
     };
-    let flags = || {
-        let stat = text(&format!("/proc/{thread}/stat")).ok()?;
-        let (_, after) = stat.rsplit_once(") ")?;
-        after.split_whitespace().nth(6)?.parse::<u64>().ok()
-    };
+    let flags = || Stat::of(thread).ok()?.field::<u64>(Stat::FLAGS);
     is_zombie(thread)
         || ["SigPnd", "ShdPnd"].iter().any(is_killed)
         || flags().is_none_or(|is| is & PF_EXITING != 0)
@@ -178,9 +175,7 @@ fn is_killed(pid: i32) -> bool {
 
 /// How a process has ended, as `wait4` would tell it.
 fn exit_status(pid: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, after) = stat.rsplit_once(") ")?;
-    after.split_whitespace().nth(49)?.parse().ok()
+    Stat::of(pid).ok()?.field(Stat::EXIT_CODE)
 }
 
 /// The processes of CRIU's images that had ended when those were written.

@@ -68,6 +68,7 @@ mod socket_places;
 pub mod soundness;
 mod spawn;
 mod standing;
+mod stat;
 mod system_v;
 pub mod terminal;
 pub mod timers;
@@ -96,6 +97,7 @@ pub use relay::{Images, RELAY_ARGUMENT, Relay, RelayStep, RelayedRequest, relay_
 pub use restore::{ExternalSocket, ReadySandbox, RestoreReport, RestoreSpec, Restored};
 pub use sandbox::{Adopted, Sandbox, Spec, Standard};
 pub use standing::{GUARD_ARGUMENT, Guard, Stopped, guard_main};
+pub use stat::Stat;
 pub use tracer::{TRACER_ARGUMENT, tracer_main};
 pub use tree::Tree;
 pub use unfit::refuse_headless;

@@ -12,6 +12,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 pub use rekindle_protocol::maps;
 use rekindle_protocol::maps::Area;
 
+use crate::stat::Stat;
+
 /// A process held by descriptor, so that a pid used again is never mistaken for it.
 #[derive(Debug)]
 pub struct Handle(OwnedFd);
@@ -246,21 +248,14 @@ pub fn is_session_outside(pids: &[i32]) -> bool {
 
 /// The leader of a process's session; 0 if it is in none of our pid namespaces.
 pub fn session(pid: i32) -> Option<i32> {
-    stat_field(pid, 3)
+    Stat::of(pid).ok()?.field(Stat::SESSION)
 }
 
 /// The device of the terminal that controls a process; none if it has none.
 pub(crate) fn controlling_terminal(pid: i32) -> Option<u64> {
-    let device: i64 = stat_field(pid, 4)?;
+    let device: i64 = Stat::of(pid).ok()?.field(Stat::TERMINAL)?;
     // The kernel shows 32 bits with a sign.
     (device != 0).then_some(u64::from(device as u32))
-}
-
-/// A field of a process's `stat` behind its name, from 0: the state.
-fn stat_field<T: std::str::FromStr>(pid: i32, number: usize) -> Option<T> {
-    let stat = text(&format!("/proc/{pid}/stat")).ok()?;
-    let (_, after) = stat.rsplit_once(") ")?;
-    after.split_whitespace().nth(number)?.parse().ok()
 }
 
 pub fn name(pid: i32) -> String {

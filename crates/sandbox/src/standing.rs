@@ -110,10 +110,10 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::stat::Stat;
 
     fn state(pid: i32) -> char {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+        Stat::of(pid).unwrap().state().unwrap()
     }
 
     fn until(pid: i32, wanted: &str) {

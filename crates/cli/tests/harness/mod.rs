@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
+use rekindle_sandbox::{Stat, process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -364,10 +365,7 @@ pub fn kill(pid: i32, signal: i32) {
 
 /// Whether any thread of a process lives: the first may have ended before others, and before what it has open is closed.
 pub fn is_alive(pid: i32) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let stat = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
-    let is_dead = |stat: &str| stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']));
-    stat.into_iter().any(|stat| !is_dead(&stat))
+    process::threads(pid).into_iter().any(|thread| Stat::of(thread).is_ok_and(|stat| !stat.has_ended()))
 }
 
 /// Has the kernel refuse a system call to a command and to all that it starts, as containers do.

@@ -2,15 +2,16 @@
 
 use std::io;
 
-use rekindle_sandbox::process::{Handle, text};
+use rekindle_sandbox::Stat;
+use rekindle_sandbox::process::Handle;
 
 /// Whether a process exists and is no zombie.
 pub fn is_alive(pid: i32) -> bool {
     if pid <= 0 {
         return false;
     }
-    match text(&format!("/proc/{pid}/stat")) {
-        Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X'])),
+    match Stat::of(pid) {
+        Ok(stat) => !stat.has_ended(),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }

@@ -1,5 +1,6 @@
 //! What processes use of the machine.
 
+use rekindle_sandbox::Stat;
 use rekindle_sandbox::process::text;
 
 /// Of several processes together.
@@ -15,21 +16,12 @@ pub struct Usage {
 pub fn of(pids: impl IntoIterator<Item = i32>) -> Usage {
     let mut usage = Usage { memory: Some(0), ..Usage::default() };
     for pid in pids {
-        let Some(ticks) = processor_ticks(pid) else { continue };
+        let Some(ticks) = Stat::of(pid).ok().and_then(|stat| stat.processor_ticks()) else { continue };
         usage.processes += 1;
         usage.processor_us += ticks * 1_000_000 / ticks_a_second();
         usage.memory = usage.memory.zip(memory(pid)).map(|(all, one)| all + one);
     }
     usage
-}
-
-/// Of a process, and of those of its children that it has waited for.
-fn processor_ticks(pid: i32) -> Option<u64> {
-    let stat = text(&format!("/proc/{pid}/stat")).ok()?;
-    let (_, after) = stat.rsplit_once(") ")?;
-    // `utime`, `stime`, `cutime` and `cstime` of proc(5).
-    let times = after.split_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().ok());
-    times.sum()
 }
 
 fn ticks_a_second() -> u64 {

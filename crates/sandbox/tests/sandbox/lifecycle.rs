@@ -4,6 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::support::{self, OwnedSandbox, RunDirectory, able, criu, images, program};
+use rekindle_sandbox::process;
 use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, RestoreSpec, Restored, Sandbox, Spec};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(120));
@@ -110,8 +111,7 @@ fn the_outer_process_passes_signals_on_and_ends_with_the_program() {
     while !place.log().contains("ready") {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let stat = fs::read_to_string(format!("/proc/{}/stat", sandbox.init_pid())).unwrap();
-    let outer: i32 = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let outer = process::parent(sandbox.init_pid()).unwrap();
     // SAFETY: kill has no memory to harm.
     assert_eq!(unsafe { libc::kill(outer, libc::SIGTERM) }, 0);
     assert_eq!(sandbox.wait_exit(SOON).unwrap(), Some(Exit::Code(3)));
