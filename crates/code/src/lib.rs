@@ -16,6 +16,7 @@
 //! sense is an [`Error`], never a panic, and no size in it is believed before it was compared with the bytes.
 
 mod cubin;
+pub mod elf;
 mod error;
 pub mod fatbin;
 mod globals;

@@ -5,6 +5,7 @@ use object::elf::{FileHeader64, SHT_DYNSYM, SHT_SYMTAB};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
 use crate::cubin::Cubin;
+use crate::elf;
 
 pub const SYMBOL_OBJECT: u8 = crate::cubin::KIND_OBJECT;
 
@@ -47,9 +48,7 @@ pub fn is_whole(bytes: &[u8]) -> bool {
 }
 
 fn sections(bytes: &[u8]) -> Option<SectionTable<'_, FileHeader64<LE>>> {
-    let header = FileHeader64::<LE>::parse(bytes).ok()?;
-    header.endian().ok()?;
-    header.sections(LE, bytes).ok()
+    elf::header(bytes)?.sections(LE, bytes).ok()
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rekindle_code::elf::{Elf, ReadCache};
+
 /// Names the library to open, by absolute path; nothing else is then looked at.
 pub const VARIABLE: &str = "REKINDLE_LIBCUDA";
 
@@ -115,13 +117,9 @@ fn included(pattern: &str) -> Vec<String> {
     paths.iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect()
 }
 
-/// Whether the file is a 64-bit ELF library of this machine's architecture.
 fn is_native(path: &Path) -> bool {
-    use std::io::Read;
-    let mut header = [0u8; 20];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
-    let machine = if cfg!(target_arch = "aarch64") { 183u16 } else { 62 };
-    read.is_ok() && header.starts_with(b"\x7fELF\x02\x01") && header[18..20] == machine.to_le_bytes()
+    let elf = |file| Elf::read(&ReadCache::new(file)).is_some_and(|elf| elf.is_native());
+    std::fs::File::open(path).is_ok_and(elf)
 }
 
 fn is_client(path: &Path) -> bool {

@@ -30,7 +30,6 @@ mod descriptors;
 mod devshm;
 pub mod driver_socket;
 mod dump;
-mod elf;
 mod ended_connections;
 pub mod ending;
 mod error;

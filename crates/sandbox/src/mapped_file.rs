@@ -7,10 +7,10 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rekindle_code::elf::{Elf, ReadCache};
 use rekindle_protocol::mounts::Mounts;
 use serde::{Deserialize, Serialize};
 
-use crate::elf;
 use crate::inventory::{Mismatch, mapped_paths};
 use crate::process::maps;
 
@@ -92,7 +92,7 @@ fn named(path: &Path, error: io::Error) -> io::Error {
 fn identify(reached: &Path) -> io::Result<(Metadata, Identity)> {
     let file = File::open(reached)?;
     let meta = file.metadata()?;
-    let identity = match elf::build_id(&file) {
+    let identity = match Elf::read(&ReadCache::new(&file)).and_then(|elf| elf.build_id()) {
         Some(id) => Identity::BuildId(id),
         None => Identity::Edges(edges(&file, meta.len())?),
     };

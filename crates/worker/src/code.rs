@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use memmap2::Mmap;
+use rekindle_code::elf::Elf;
 use rekindle_device::Code;
 
 use crate::image;
@@ -141,8 +142,8 @@ impl CodeCache {
 /// The build id of an ELF file; else a hash of the length and of pages spread evenly over the file, for libraries with
 /// code are often too long to be read whole while the program stands still.
 fn identify(bytes: &[u8]) -> String {
-    if let Some(id) = crate::elf::build_id(bytes) {
-        return id.iter().fold("build-id:".to_string(), |text, byte| format!("{text}{byte:02x}"));
+    if let Some(id) = Elf::read(bytes).and_then(|elf| elf.build_id()) {
+        return format!("build-id:{id}");
     }
     const SAMPLES: usize = 64;
     const PAGE: usize = 4096;

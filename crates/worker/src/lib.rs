@@ -20,7 +20,6 @@ mod control;
 mod data;
 mod dispatch;
 mod driver_half;
-mod elf;
 mod exchange;
 mod gpu;
 mod gpus;

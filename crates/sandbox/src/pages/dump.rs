@@ -7,6 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rekindle_code::elf::{Elf, ReadCache};
+
 use super::area::Area;
 use super::backing::BackingFile;
 use super::contents::Base;
@@ -15,7 +17,6 @@ use super::image::Entries;
 use super::page_files::PageFiles;
 use super::process::Process;
 use super::{mark, page_file_name};
-use crate::elf;
 
 /// What the client's file is called.
 const CLIENT: &str = "libcuda.so";
@@ -117,10 +118,14 @@ impl<'a> Dump<'a> {
         let direct = paths.into_iter().find(|path| {
             let known = self.direct.entry(path.clone());
             // What cannot be opened is deleted or elsewhere, and Go's own programs are never that in practice.
-            *known.or_insert_with(|| File::open(path).is_ok_and(|file| elf::has_note(&file, b"Go")))
+            *known.or_insert_with(|| File::open(path).is_ok_and(is_written_in_go))
         });
         direct.map(|path| {
             format!("{} is written in Go and asks the kernel itself, past the client", path.display())
         })
     }
+}
+
+fn is_written_in_go(file: File) -> bool {
+    Elf::read(&ReadCache::new(file)).is_some_and(|elf| elf.has_note(b"Go"))
 }

@@ -8,6 +8,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use rekindle_code::elf::is_elf;
+
 use super::baseline::{Layout, Placement, without};
 use super::contents::{Base, Run};
 use super::convert::{Conversion, Converted};
@@ -16,7 +18,6 @@ use super::dump::Dump;
 use super::page_files::PageFiles;
 use super::shared::{self, Dumped, Group, Inherited};
 use super::{ANONYMOUS, PRIVATE, Refusal, Rewritten, page_file_name};
-use crate::elf::is_elf;
 use crate::inventory::is_elsewhere;
 
 /// Areas with less than this of contents are read: a mapping costs more.
