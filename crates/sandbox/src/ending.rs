@@ -210,6 +210,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::pages::image::with_length;
     use crate::proto::Encoder;
 
     #[test]
@@ -315,8 +316,7 @@ mod tests {
             let mut core = Encoder::default();
             core.number(1, 1).bytes(3, &task.0);
             let mut file = vec![0; 8];
-            file.extend((core.0.len() as u32).to_le_bytes());
-            file.extend(&core.0);
+            file.extend(with_length(&core.0));
             fs::write(dir.path().join(format!("core-{pid}.img")), file).unwrap();
         }
         fs::write(dir.path().join("core-x.img"), "").unwrap();

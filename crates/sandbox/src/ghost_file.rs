@@ -46,8 +46,7 @@ pub fn write(images: &Path, file: &File) -> io::Result<u64> {
 }
 
 fn put(out: &mut impl Write, entry: &Encoder) -> io::Result<()> {
-    out.write_all(&(entry.0.len() as u32).to_le_bytes())?;
-    out.write_all(&entry.0)
+    out.write_all(&image::with_length(&entry.0))
 }
 
 /// A number that no other file has.

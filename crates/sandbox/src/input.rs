@@ -12,11 +12,11 @@ use std::path::Path;
 use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::outputs::Pipes;
+use crate::pages::image::{HEAD, take_entry};
 use crate::proto::Message;
 
 /// CRIU's image with what was in pipes: two words, then for each pipe a length, an entry, and the bytes.
 const IMAGE: &str = "pipes-data.img";
-const HEAD: usize = 8;
 
 /// CRIU's name for the pipe that the first of the processes `pids` has for its standard input, if none of them writes
 /// to it.
@@ -60,10 +60,8 @@ struct Found<'a> {
 fn find(text: &[u8], number: u64) -> Option<Option<Found<'_>>> {
     let mut rest = text.get(HEAD..)?;
     while !rest.is_empty() {
-        let (length, after) = rest.split_first_chunk::<4>()?;
-        let (entry, after) = after.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-        let entry = Message::read(entry)?;
-        let (bytes, after) = after.split_at_checked(usize::try_from(entry.number(2)?).ok()?)?;
+        let entry = Message::read(take_entry(&mut rest)?)?;
+        let (bytes, after) = rest.split_at_checked(usize::try_from(entry.number(2)?).ok()?)?;
         if entry.number(1) == Some(number) {
             let size = entry.number(3).and_then(|size| i32::try_from(size).ok());
             return Some(Some(Found { bytes, size }));
@@ -76,6 +74,7 @@ fn find(text: &[u8], number: u64) -> Option<Option<Found<'_>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::image::with_length;
     use crate::proto::Encoder;
     use proptest::prelude::*;
     use std::io::Read;
@@ -86,8 +85,7 @@ mod tests {
         for (number, bytes) in [(7, "one"), (8, "two, longer")] {
             let mut entry = Encoder::default();
             entry.number(1, number).number(2, bytes.len() as u64).number(3, 1 << 17);
-            image.extend((entry.0.len() as u32).to_le_bytes());
-            image.extend(entry.0);
+            image.extend(with_length(&entry.0));
             image.extend(bytes.as_bytes());
         }
         image

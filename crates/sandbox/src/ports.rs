@@ -151,6 +151,7 @@ mod tests {
     use std::net::{IpAddr, TcpListener};
 
     use super::*;
+    use crate::pages::image::with_length;
     use crate::proto::Encoder;
 
     /// A dump with one socket that listens there.
@@ -170,7 +171,7 @@ mod tests {
         let mut file = Encoder::default();
         file.number(1, 4).bytes(4, &socket.0);
         let dir = tempfile::tempdir().unwrap();
-        let text = [&b"headhead"[..], &(file.0.len() as u32).to_le_bytes(), &file.0].concat();
+        let text = [&b"headhead"[..], &with_length(&file.0)].concat();
         fs::write(dir.path().join(FILES), text).unwrap();
         dir
     }

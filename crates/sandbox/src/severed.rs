@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::connections;
 use crate::descriptors::{Described, FILES, Internet};
-use crate::pages::image::Entries;
+use crate::pages::image::{Entries, take_entry, with_length};
 use crate::process::{self, Handle};
 use crate::proto::Message;
 
@@ -94,15 +94,14 @@ pub fn sever(
 fn take_back_word(inventory: &Path) -> io::Result<()> {
     let text = fs::read(inventory)?;
     // One word, as no other image has, then the entry's length and the entry.
-    let parts = text.split_at_checked(4).and_then(|(word, rest)| {
-        let (length, rest) = rest.split_first_chunk::<4>()?;
-        Some((word, Message::read(rest.get(..u32::from_le_bytes(*length) as usize)?)?))
-    });
+    let parts = text
+        .split_at_checked(4)
+        .and_then(|(word, mut rest)| Some((word, Message::read(take_entry(&mut rest)?)?)));
     let Some((word, mut entry)) = parts else {
         return Err(io::Error::other(format!("{INVENTORY} is not in the format of CRIU's images")));
     };
     let entry = entry.remove(CONNECTIONS_CLOSED).write();
-    fs::write(inventory, [word, &(entry.len() as u32).to_le_bytes(), &entry].concat())
+    fs::write(inventory, [word, &with_length(&entry)].concat())
 }
 
 /// Makes sockets without connections of those that are not `inside`; their inodes, as the images have them.
@@ -270,8 +269,7 @@ mod tests {
         };
         let mut text = b"headhead".to_vec();
         for entry in [entry(5, 6, 1234), entry(6, 6, 1234), entry(7, 17, 53), entry(8, 6, 0)] {
-            text.extend((entry.len() as u32).to_le_bytes());
-            text.extend(entry);
+            text.extend(with_length(&entry));
         }
         fs::write(&path, text).unwrap();
         let mut files = Entries::read(&path).unwrap();

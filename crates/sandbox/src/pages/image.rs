@@ -6,7 +6,8 @@ use std::path::Path;
 
 use crate::proto::Message;
 
-const HEAD: usize = 8;
+/// How long the two words are.
+pub const HEAD: usize = 8;
 /// The largest file of entries that is read: a process has at most some 100,000 areas.
 const LARGEST: u64 = 256 << 20;
 
@@ -17,11 +18,24 @@ pub struct Entries {
 }
 
 /// What CRIU's images begin with.
-const COMMON: u32 = 0x5456_4319;
+pub const COMMON: u32 = 0x5456_4319;
 
 /// How an image of this kind begins.
 pub fn head(magic: u32) -> Vec<u8> {
     [COMMON.to_le_bytes(), magic.to_le_bytes()].concat()
+}
+
+/// An entry as it stands in an image.
+pub fn with_length(entry: &[u8]) -> Vec<u8> {
+    [&(entry.len() as u32).to_le_bytes(), entry].concat()
+}
+
+/// Takes the next entry off the front; none, and nothing taken, if it is cut.
+pub fn take_entry<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, after) = rest.split_first_chunk::<4>()?;
+    let (entry, after) = after.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+    *rest = after;
+    Some(entry)
 }
 
 impl Entries {
@@ -43,9 +57,7 @@ impl Entries {
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let mut out = self.head.clone();
         for entry in &self.entries {
-            let entry = entry.write();
-            out.extend_from_slice(&(entry.len() as u32).to_le_bytes());
-            out.extend_from_slice(&entry);
+            out.extend(with_length(&entry.write()));
         }
         fs::write(path, out)
     }
@@ -55,10 +67,7 @@ fn parse(text: &[u8]) -> Option<Entries> {
     let (head, mut rest) = text.split_at_checked(HEAD)?;
     let mut entries = Vec::new();
     while !rest.is_empty() {
-        let (length, after) = rest.split_first_chunk::<4>()?;
-        let (entry, after) = after.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-        entries.push(Message::read(entry)?);
-        rest = after;
+        entries.push(Message::read(take_entry(&mut rest)?)?);
     }
     Some(Entries { head: head.to_vec(), entries })
 }

@@ -10,6 +10,7 @@ use super::area::PAGE;
 use super::baseline::{Placement, without};
 use super::contents::Run;
 use super::copier::{From, Job, Jobs, Pieces, Source};
+use super::image;
 use super::populate;
 use super::process::PLACE;
 use super::remaining;
@@ -18,8 +19,7 @@ use super::word::PRESENT;
 use super::writers::Writers;
 use crate::proto::Encoder;
 
-/// The first words of every image, and of a page map.
-const COMMON_MAGIC: u32 = 0x5456_4319;
+/// What a page map begins with, behind the word of every image.
 const PAGEMAP_MAGIC: u32 = 0x5608_4025;
 
 pub struct Map {
@@ -128,11 +128,8 @@ impl PageSequence {
     /// Gives the file its length and writes the map of it.
     fn finish(&self, number: u32, image: &Path) -> io::Result<()> {
         self.file.set_len(self.end)?;
-        let mut out = [COMMON_MAGIC.to_le_bytes(), PAGEMAP_MAGIC.to_le_bytes()].concat();
-        let mut entry = |message: &Encoder| {
-            out.extend_from_slice(&(message.0.len() as u32).to_le_bytes());
-            out.extend_from_slice(&message.0);
-        };
+        let mut out = image::head(PAGEMAP_MAGIC);
+        let mut entry = |message: &Encoder| out.extend(image::with_length(&message.0));
         let mut head = Encoder::default();
         head.number(1, number.into());
         entry(&head);

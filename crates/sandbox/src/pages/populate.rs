@@ -212,12 +212,12 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
+    use super::super::image::with_length;
     use super::*;
     use crate::proto::Encoder;
 
     fn image(entries: &[Encoder]) -> Vec<u8> {
-        let entries =
-            entries.iter().flat_map(|entry| [&(entry.0.len() as u32).to_le_bytes(), &entry.0[..]].concat());
+        let entries = entries.iter().flat_map(|entry| with_length(&entry.0));
         b"headhead".iter().copied().chain(entries).collect()
     }
 

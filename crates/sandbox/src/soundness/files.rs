@@ -8,6 +8,7 @@ use super::image::entries;
 use super::source::Source;
 use super::tree::Task;
 use crate::descriptors::{self, Described, FILES, Regular};
+use crate::pages::image::take_entry;
 use crate::proto::Message;
 
 pub use crate::descriptors::{MEMFD, REGULAR};
@@ -129,13 +130,12 @@ fn check_ghost(source: &dyn Source, id: u64) -> Result<()> {
     let mut rest = all.rest();
     while !rest.is_empty() {
         let cut = || format!("{name} ends in the middle of the file's contents");
-        let (length, after) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
-        let (text, after) = after.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(cut)?;
+        let text = take_entry(&mut rest).ok_or_else(cut)?;
         let [bytes, at] = entry.within(text).needed([1, 2])?;
         if at.checked_add(bytes).is_none_or(|end| end > size) {
             return Err(format!("{name} has contents behind its end"));
         }
-        rest = usize::try_from(bytes).ok().and_then(|bytes| after.get(bytes..)).ok_or_else(cut)?;
+        rest = usize::try_from(bytes).ok().and_then(|bytes| rest.get(bytes..)).ok_or_else(cut)?;
     }
     Ok(())
 }

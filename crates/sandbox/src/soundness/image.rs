@@ -1,9 +1,8 @@
 //! One of CRIU's images: magic numbers, then entries, each with its length before it and its fields after that.
 
 use super::Result;
+use crate::pages::image::{COMMON, HEAD, take_entry};
 use crate::proto::{Value, field};
-
-const COMMON: u32 = 0x5456_4319;
 
 /// How an image is read through.
 pub enum Form {
@@ -88,8 +87,8 @@ pub fn entries<'a>(name: &'a str, text: &'a [u8]) -> Result<Entries<'a>> {
     let word =
         |at: usize| text.get(at..at + 4).and_then(|word| Some(u32::from_le_bytes(word.try_into().ok()?)));
     // The inventory says whether the others have the common number.
-    let head = if known.stem == "inventory" { 4 } else { 8 };
-    let is_right = (head == 4 || word(0) == Some(COMMON)) && word(head - 4) == Some(known.magic);
+    let head = if known.stem == "inventory" { 4 } else { HEAD };
+    let is_right = (head < HEAD || word(0) == Some(COMMON)) && word(head - 4) == Some(known.magic);
     if !is_right {
         return Err(format!("{name} does not begin as such an image of CRIU's does"));
     }
@@ -106,9 +105,7 @@ pub struct Entries<'a> {
 impl<'a> Entries<'a> {
     /// The next entry's bytes, and what is behind it.
     fn take(&mut self) -> Option<Entry<'a>> {
-        let (length, rest) = self.rest.split_first_chunk::<4>()?;
-        let (text, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-        self.rest = rest;
+        let text = take_entry(&mut self.rest)?;
         self.number += 1;
         Some(Entry { name: self.name, number: self.number, text })
     }

@@ -6,10 +6,9 @@ use proptest::prelude::*;
 
 use super::{Source, faults_of};
 use crate::pages::TAIL;
-use crate::pages::image::Entries;
+use crate::pages::image::{COMMON, Entries, with_length};
 use crate::proto::{Encoder, Message};
 
-const COMMON: u32 = 0x5456_4319;
 const ANONYMOUS: [u64; 2] = [0x22, 0x201];
 const FILE: [u64; 2] = [0x2, 0x41];
 const ANON_SHARED: [u64; 2] = [0x21, 0x101];
@@ -70,8 +69,7 @@ impl Memory {
         }
         out.extend(magic.to_le_bytes());
         for entry in entries {
-            out.extend((entry.len() as u32).to_le_bytes());
-            out.extend(entry);
+            out.extend(with_length(entry));
         }
         self.images.insert(name.to_string(), out);
     }
