@@ -1,4 +1,4 @@
-//! Frames on a Unix socket: a length (u32, little endian), JSON, and file descriptors that travel along.
+//! Frames: a length (u32, little endian), and JSON. On a Unix socket file descriptors travel along.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,7 +19,7 @@ const KERNELS_MOST: usize = 253;
 /// of the user's processes together, as the sender may have files open.
 const ROOM_LIMIT: Duration = Duration::from_secs(10);
 const ROOM_PAUSE: Duration = Duration::from_millis(1);
-/// So much of a message is made room for before any of it has come.
+/// So much room is made for bytes before any of them has come.
 const PIECE: usize = 1 << 16;
 
 /// What is taken of somebody who may send anything.
@@ -55,18 +55,52 @@ pub enum FrameError {
     Malformed(#[from] serde_json::Error),
 }
 
+/// A message as it is sent, unless it is longer than `most`.
+pub fn encode(message: &impl Serialize, most: usize) -> Result<Vec<u8>, FrameError> {
+    let body = serde_json::to_vec(message)?;
+    if body.len() > most {
+        return Err(FrameError::TooLong(body.len()));
+    }
+    Ok([&(body.len() as u32).to_le_bytes(), &body[..]].concat())
+}
+
+/// The next message; none where what it is read from ends before it.
+pub fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> Result<Option<T>, FrameError> {
+    let mut length = Vec::new();
+    from.take(4).read_to_end(&mut length)?;
+    match <[u8; 4]>::try_from(length) {
+        Ok(length) => read_body(from, length, most).map(Some),
+        Err(cut) if cut.is_empty() => Ok(None),
+        Err(_) => Err(FrameError::Closed),
+    }
+}
+
+fn read_body<T: DeserializeOwned>(
+    from: &mut impl Read,
+    length: [u8; 4],
+    most: usize,
+) -> Result<T, FrameError> {
+    let bytes = u32::from_le_bytes(length) as usize;
+    if bytes > most {
+        return Err(FrameError::TooLong(bytes));
+    }
+    Ok(serde_json::from_slice(&read_bytes(from, bytes)?)?)
+}
+
+/// So many bytes. Room is made as they come, not as somebody says that they will.
+pub fn read_bytes(from: &mut impl Read, count: usize) -> Result<Vec<u8>, FrameError> {
+    let mut bytes = Vec::with_capacity(count.min(PIECE));
+    from.take(count as u64).read_to_end(&mut bytes)?;
+    if bytes.len() == count { Ok(bytes) } else { Err(FrameError::Closed) }
+}
+
 /// Sends one message with descriptors (at most [`MOST_DESCRIPTORS`]), whole.
 pub fn send(
     stream: &UnixStream,
     message: &impl Serialize,
     descriptors: &[BorrowedFd<'_>],
 ) -> Result<(), FrameError> {
-    let body = serde_json::to_vec(message)?;
-    if body.len() > MAX_FRAME {
-        return Err(FrameError::TooLong(body.len()));
-    }
-    let mut frame = (body.len() as u32).to_le_bytes().to_vec();
-    frame.extend_from_slice(&body);
+    let frame = encode(message, MAX_FRAME)?;
     let raw: Vec<i32> = descriptors.iter().map(|d| d.as_raw_fd()).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let control = if raw.is_empty() { &[][..] } else { &rights[..] };
@@ -98,9 +132,9 @@ pub fn receive_within<T: DeserializeOwned>(
     stream: &UnixStream,
     limits: &Limits,
 ) -> Result<(T, Vec<OwnedFd>), FrameError> {
-    let until = limits.time.map(|time| Instant::now() + time);
+    let mut rest = Rest { stream, until: limits.time.map(|time| Instant::now() + time) };
     let mut length = [0u8; 4];
-    wait_at_most(stream, until)?;
+    rest.wait_at_most()?;
     let (got, descriptors) = receive_first(stream, &mut length)?;
     if got == 0 {
         return Err(FrameError::Closed);
@@ -109,18 +143,9 @@ pub fn receive_within<T: DeserializeOwned>(
         let (found, most) = (descriptors.len(), limits.descriptors);
         return Err(FrameError::TooManyDescriptors { found, most });
     }
-    read_exact(stream, &mut length[got..], until)?;
-    let bytes = u32::from_le_bytes(length) as usize;
-    if bytes > limits.bytes {
-        return Err(FrameError::TooLong(bytes));
-    }
-    let mut body = Vec::new();
-    while body.len() < bytes {
-        let (had, piece) = (body.len(), PIECE.max(body.len()).min(bytes - body.len()));
-        body.resize(had + piece, 0);
-        read_exact(stream, &mut body[had..], until)?;
-    }
-    Ok((serde_json::from_slice(&body)?, descriptors))
+    let cut = length.len() - got;
+    length[got..].copy_from_slice(&read_bytes(&mut rest, cut)?);
+    Ok((read_body(&mut rest, length, limits.bytes)?, descriptors))
 }
 
 /// The first bytes of a message. All descriptors that come with them are owned from here on, whatever else goes wrong.
@@ -166,26 +191,27 @@ fn receive_first(stream: &UnixStream, into: &mut [u8]) -> Result<(usize, Vec<Own
     Ok((got, descriptors))
 }
 
-fn read_exact(stream: &UnixStream, mut into: &mut [u8], until: Option<Instant>) -> Result<(), FrameError> {
-    while !into.is_empty() {
-        wait_at_most(stream, until)?;
-        // Descriptors that come in the middle of a message are nobody's: the kernel closes them.
-        match (&mut &*stream).read(into) {
-            Ok(0) => return Err(FrameError::Closed),
-            Ok(got) => into = &mut into[got..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
+/// A message behind its first bytes. Descriptors that come with that are nobody's: the kernel closes them.
+struct Rest<'a> {
+    stream: &'a UnixStream,
+    until: Option<Instant>,
 }
 
-/// The next read ends by then.
-fn wait_at_most(stream: &UnixStream, until: Option<Instant>) -> io::Result<()> {
-    let Some(until) = until else { return Ok(()) };
-    match until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-        Some(left) => stream.set_read_timeout(Some(left)),
-        None => Err(io::ErrorKind::TimedOut.into()),
+impl Rest<'_> {
+    /// The next read ends in time.
+    fn wait_at_most(&self) -> io::Result<()> {
+        let Some(until) = self.until else { return Ok(()) };
+        match until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            Some(left) => self.stream.set_read_timeout(Some(left)),
+            None => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+impl Read for Rest<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.wait_at_most()?;
+        self.stream.read(into)
     }
 }
 
@@ -252,6 +278,20 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn messages_in_a_file_end_where_it_does() {
+        let text = [encode(&"one", 9).unwrap(), encode(&vec![2], 9).unwrap()].concat();
+        let mut from = &text[..];
+        assert_eq!(read::<String>(&mut from, 9).unwrap().unwrap(), "one");
+        assert_eq!(read::<Vec<i32>>(&mut from, 9).unwrap().unwrap(), [2]);
+        assert!(read::<String>(&mut from, 9).unwrap().is_none());
+        for cut in 1..9 {
+            assert!(matches!(read::<String>(&mut &text[..cut], 9), Err(FrameError::Closed)), "{cut}");
+        }
+        assert!(matches!(read::<String>(&mut &text[..], 4), Err(FrameError::TooLong(5))));
+        assert!(matches!(encode(&"one", 4), Err(FrameError::TooLong(5))));
     }
 
     /// The descriptors of a file that this process has open.

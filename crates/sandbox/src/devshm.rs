@@ -12,12 +12,13 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Component, Path, PathBuf};
 
+use rekindle_protocol::frame;
 use serde::{Deserialize, Serialize};
 
 /// The file's name among the images.
 pub const NAME: &str = "devshm.img";
 const BLOCK: usize = 1 << 16;
-const LONGEST_HEADER: u32 = 64 << 20;
+const LONGEST_HEADER: usize = 64 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
@@ -81,7 +82,7 @@ pub fn pack(root: &Path, paths: &[PathBuf], to: &Path) -> io::Result<()> {
         match first_names.get(&(meta.dev(), meta.ino())) {
             Some(first) if !meta.is_dir() => {
                 let link = Link { path: path.into(), link_to: OsString::clone(first) };
-                put(&serde_json::to_vec(&link)?, &mut out)?;
+                put(&link, &mut out)?;
             }
             _ => {
                 first_names.insert((meta.dev(), meta.ino()), path.into());
@@ -92,9 +93,8 @@ pub fn pack(root: &Path, paths: &[PathBuf], to: &Path) -> io::Result<()> {
     out.flush()
 }
 
-fn put(header: &[u8], out: &mut impl Write) -> io::Result<()> {
-    out.write_all(&(header.len() as u32).to_le_bytes())?;
-    out.write_all(header)
+fn put(header: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
+    out.write_all(&frame::encode(header, LONGEST_HEADER).map_err(io::Error::other)?)
 }
 
 fn pack_one(root: &Path, path: &Path, meta: &Metadata, out: &mut impl Write) -> io::Result<()> {
@@ -109,7 +109,7 @@ fn pack_one(root: &Path, path: &Path, meta: &Metadata, out: &mut impl Write) -> 
         bytes: meta.len(),
         extents,
     };
-    put(&serde_json::to_vec(&header)?, out)?;
+    put(&header, out)?;
     for (at, bytes) in header.extents {
         file.seek(SeekFrom::Start(at))?;
         copy(&mut file, out, bytes)?;
@@ -145,25 +145,13 @@ pub fn copy(from: &mut impl Read, to: &mut impl Write, bytes: u64) -> io::Result
 /// Puts what the file `from` holds under `root`; files that are there are written over.
 pub fn unpack(from: &Path, root: &Path) -> io::Result<()> {
     let mut from = BufReader::with_capacity(BLOCK, File::open(from)?);
-    let mut length = [0; 4];
-    loop {
-        match from.read_exact(&mut length) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-            other => other?,
-        }
-        let length = u32::from_le_bytes(length);
-        if length > LONGEST_HEADER {
-            return Err(io::Error::other(format!(
-                "a header of {length} bytes, the most is {LONGEST_HEADER}"
-            )));
-        }
-        let mut text = vec![0; length as usize];
-        from.read_exact(&mut text)?;
-        match serde_json::from_slice(&text)? {
+    while let Some(entry) = frame::read(&mut from, LONGEST_HEADER).map_err(io::Error::other)? {
+        match entry {
             Entry::Link(link) => link_one(&link, root)?,
             Entry::File(header) => unpack_one(&header, &mut from, root)?,
         }
     }
+    Ok(())
 }
 
 fn below(root: &Path, path: &OsString) -> io::Result<PathBuf> {

@@ -1,7 +1,7 @@
 //! A connection between two nodes: TLS 1.3, each side known to the other by its raw public key (RFC 7250).
 //!
-//! Who has no key that is known here is refused in the handshake, before anything that it sends is read. Messages are JSON,
-//! each after its length in four bytes; what comes between them, such as chunks, is as long as a message before has said.
+//! Who has no key that is known here is refused in the handshake, before anything that it sends is read. Messages are
+//! [frames](frame); what comes between them, such as chunks, is as long as a message before has said.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
+use rekindle_protocol::frame::{self, FrameError};
 use rustls::client::AlwaysResolvesClientRawPublicKeys;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::default_provider;
@@ -166,29 +167,24 @@ impl Link {
         PeerError::Failed { name: self.peer.name.clone(), reason }.into()
     }
 
-    pub fn send(&mut self, message: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_vec(message).map_err(|error| self.lost(&error.into()))?;
-        if text.len() > LONGEST {
-            let reason = format!("a message of {} bytes is longer than {LONGEST}", text.len());
-            return Err(self.lost(&io::Error::other(reason)));
+    fn failed(&self, error: FrameError) -> Error {
+        match error {
+            FrameError::Closed => self.lost(&io::ErrorKind::UnexpectedEof.into()),
+            FrameError::Io(error) => self.lost(&error),
+            other => self.lost(&io::Error::other(other)),
         }
-        let length = (text.len() as u32).to_le_bytes();
-        let sent = self.stream.write_all(&length).and_then(|()| self.stream.write_all(&text));
-        sent.and_then(|()| self.stream.flush()).map_err(|error| self.lost(&error))
+    }
+
+    pub fn send(&mut self, message: &impl Serialize) -> Result<()> {
+        let message = frame::encode(message, LONGEST).map_err(|error| self.failed(error))?;
+        let sent = self.stream.write_all(&message).and_then(|()| self.stream.flush());
+        sent.map_err(|error| self.lost(&error))
     }
 
     /// The next message, within a time.
     pub fn receive<T: DeserializeOwned>(&mut self, within: Duration) -> Result<T> {
-        let deadline = Instant::now() + within;
-        let mut length = [0; 4];
-        self.read_until(&mut length, deadline)?;
-        let length = u32::from_le_bytes(length) as usize;
-        if length > LONGEST {
-            let reason = format!("it sends a message of {length} bytes, and at most {LONGEST} may be");
-            return Err(self.lost(&io::Error::other(reason)));
-        }
-        let text = self.bytes(length, deadline)?;
-        serde_json::from_slice(&text).map_err(|error| self.lost(&io::Error::other(error)))
+        let message = frame::read(&mut self.until(within), LONGEST);
+        message.and_then(|message| message.ok_or(FrameError::Closed)).map_err(|error| self.failed(error))
     }
 
     /// So many bytes that a message has spoken of.
@@ -197,33 +193,12 @@ impl Link {
             let reason = format!("it sends {length} bytes, and at most {most} may be");
             return Err(self.lost(&io::Error::other(reason)));
         }
-        self.bytes(length as usize, Instant::now() + MESSAGE_LIMIT)
+        let bytes = frame::read_bytes(&mut self.until(MESSAGE_LIMIT), length as usize);
+        bytes.map_err(|error| self.failed(error))
     }
 
-    /// Room is taken as the bytes come, not as somebody says that they will.
-    fn bytes(&mut self, length: usize, deadline: Instant) -> Result<Vec<u8>> {
-        const PIECE: usize = 1 << 20;
-        let mut all = Vec::new();
-        while all.len() < length {
-            let from = all.len();
-            all.resize(length.min(from + PIECE), 0);
-            self.read_until(&mut all[from..], deadline)?;
-        }
-        Ok(all)
-    }
-
-    fn read_until(&mut self, mut into: &mut [u8], deadline: Instant) -> Result<()> {
-        while !into.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            self.socket.set_read_timeout(Some(left)).map_err(|error| self.lost(&error))?;
-            match self.stream.read(into) {
-                Ok(0) => return Err(self.lost(&io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => into = &mut into[count..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.lost(&error)),
-            }
-        }
-        Ok(())
+    fn until(&mut self, within: Duration) -> Until<'_> {
+        Until { link: self, deadline: Instant::now() + within }
     }
 
     /// Bytes that go there, or come from there, as many as messages have said. Who is answered before all was written need not
@@ -256,6 +231,20 @@ impl Link {
             Ok(_) => io::Error::other("it has answered before all was sent"),
             Err(error) => error,
         }
+    }
+}
+
+/// What comes before a deadline.
+struct Until<'a> {
+    link: &'a mut Link,
+    deadline: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        self.link.socket.set_read_timeout(Some(left))?;
+        self.link.stream.read(into)
     }
 }
 

@@ -17,13 +17,14 @@ use std::path::{Component, Path, PathBuf};
 use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
+use rekindle_protocol::frame;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::devshm::{copy, extents};
 
 const BLOCK: usize = 1 << 16;
-const LONGEST_ENTRY: u32 = 64 << 20;
+const LONGEST_ENTRY: usize = 64 << 20;
 /// What overlayfs notes of files; of these only what hides directories is true of another machine's.
 const NOTES: &[u8] = b"trusted.overlay.";
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
@@ -136,9 +137,7 @@ impl<W: Write> Packer<'_, W> {
     }
 
     fn put(&mut self, what: &impl Serialize) -> io::Result<()> {
-        let text = serde_json::to_vec(what)?;
-        self.out.write_all(&(text.len() as u32).to_le_bytes())?;
-        self.out.write_all(&text)
+        self.out.write_all(&frame::encode(what, LONGEST_ENTRY).map_err(io::Error::other)?)
     }
 }
 
@@ -161,18 +160,7 @@ impl Unpacker {
     }
 
     fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
-        let mut length = [0; 4];
-        match self.from.read(&mut length[..1])? {
-            0 => return Ok(None),
-            _ => self.from.read_exact(&mut length[1..])?,
-        }
-        let length = u32::from_le_bytes(length);
-        if length > LONGEST_ENTRY {
-            return Err(io::Error::other(format!("an entry of {length} bytes, the most is {LONGEST_ENTRY}")));
-        }
-        let mut text = vec![0; length as usize];
-        self.from.read_exact(&mut text)?;
-        Ok(Some(serde_json::from_slice(&text)?))
+        frame::read(&mut self.from, LONGEST_ENTRY).map_err(io::Error::other)
     }
 
     /// Passes over the contents of a file.
