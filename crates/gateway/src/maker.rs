@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use rekindle_protocol::data::Problem;
 use tokio::net::TcpSocket;
 
 use crate::memory::Holding;
@@ -20,6 +21,9 @@ pub struct Failure {
 pub trait Maker: Send + Sync {
     /// Returns when the program runs; it need not listen yet.
     fn start(&self, source: &Source, name: &str) -> Result<Arc<dyn Instance>, Failure>;
+    /// Has an object fetched that a request names. Returns once its store has said that it is there, or why it cannot be had;
+    /// none also if that takes long.
+    fn fetch_data(&self, url: &str) -> Option<Problem>;
 }
 
 pub trait Instance: Send + Sync {

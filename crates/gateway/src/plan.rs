@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rekindle_protocol::daemon::{Level, Limits};
+use rekindle_protocol::data_slot::DataSlot;
 use serde::{Deserialize, Serialize};
 
 use crate::memory::{Datum, Holding};
@@ -93,6 +94,9 @@ pub struct Source {
     /// URLs of the data that instances are about to want.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<String>,
+    /// Their names for requests, and what those may have instead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data_slots: Vec<DataSlot>,
     /// The GPU memory that an instance takes.
     #[serde(default)]
     pub need: MemoryNeed,

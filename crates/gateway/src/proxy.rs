@@ -20,6 +20,7 @@ use crate::canary::Canary;
 use crate::headers;
 use crate::instance_slot::InstanceSlot;
 use crate::limits;
+use crate::named_data::{self, beside};
 use crate::policy::{Coming, Outcome};
 use crate::refusal::{Answer, denied, refused, say};
 use crate::relay::Relay;
@@ -74,6 +75,12 @@ async fn attempt(
         return say(StatusCode::METHOD_NOT_ALLOWED, sentence);
     }
     let came = Instant::now();
+    let mut canary = service.canary().filter(|canary| canary.takes_next());
+    let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
+    let mut data = match named_data::wanted(asked, request.headers()) {
+        Ok(urls) => urls,
+        Err(refusal) => return refusal.answer(),
+    };
     let upgrade = headers::wanted_upgrade(request.headers());
     let upgraded = upgrade.is_some().then(|| on(&mut request));
     let request = forwarded(request, client, upgrade.as_ref(), entry);
@@ -81,17 +88,18 @@ async fn attempt(
     let mut again = (is_safe && request.body().is_end_stream()).then(|| copy(&request));
     let (mut unsent, counts) = (Some(request), entry.counts());
     let (mut deadline, mut coming) = (came + service.plan().timeout(), Coming::Anew);
-    let mut canary = service.canary().filter(|canary| canary.takes_next());
     loop {
         let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
         let begun = Instant::now();
-        let verdict = asked.acquire_slot(deadline, coming, counts).await;
+        let place = asked.acquire_slot(deadline, coming, counts);
+        let verdict = beside(place, named_data::fetch(asked.maker(), std::mem::take(&mut data))).await;
         entry.waited(begun.elapsed());
         let mut slot = match verdict {
-            Verdict::Sent(slot) => slot,
+            Ok(Verdict::Sent(slot)) => slot,
+            Err(refusal) => return refusal.answer(),
             // The others have it instead.
-            Verdict::Refused(_) if canary.take().is_some() => continue,
-            Verdict::Refused(why) => {
+            Ok(Verdict::Refused(_)) if canary.take().is_some() => continue,
+            Ok(Verdict::Refused(why)) => {
                 entry.rejected(&why);
                 return refused(&service.name, why);
             }

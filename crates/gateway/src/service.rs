@@ -153,6 +153,10 @@ impl Service {
         &self.runtime
     }
 
+    pub(crate) fn maker(&self) -> &Arc<dyn Maker> {
+        &self.maker
+    }
+
     /// Whose it is, if it is somebody's.
     pub fn tenant(&self) -> Option<&Arc<Tenant>> {
         self.entrance.as_ref().map(|entrance| &entrance.tenant)

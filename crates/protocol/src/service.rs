@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Level;
+use crate::data_slot::DataSlot;
 use crate::network::Port;
 use crate::worker::ShareMemory;
 
@@ -47,6 +48,9 @@ pub struct ServiceRequest {
     /// URLs of the data that instances are about to want.
     #[serde(default)]
     pub data: Option<Vec<String>>,
+    /// What of it requests can name another object for.
+    #[serde(default)]
+    pub data_slots: Option<Vec<DataSlot>>,
     /// So many of ten thousand requests are to go to the image, and the others where they go; else all.
     #[serde(default)]
     pub canary: Option<u32>,

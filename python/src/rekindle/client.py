@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,6 +25,7 @@ from rekindle.errors import (
     UnavailableError,
 )
 from rekindle.exchange import HandingOn
+from rekindle.named_data import HEADER, REFUSALS, header_of
 from rekindle.raised import rebuild
 from rekindle.retries import NONE, Retries
 
@@ -47,6 +50,14 @@ class Client:
     def __init__(self, service: Service, retries: Retries | None = None) -> None:
         self.service, self.retries = service, retries
         self.connections = Connections(service)
+        # What its calls name in place of declared data.
+        self.data: dict[str, str] = {}
+
+    def with_data(self, urls: Mapping[str, str]) -> Client:
+        """One that names these objects with each call, by the same connections."""
+        client = copy.copy(self)
+        client.data = header_of(urls)
+        return client
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False, handing_on: HandingOn | None = None) -> Any:
         """The result. One who is patient waits for a place among those who wait."""
@@ -93,7 +104,7 @@ class Client:
     def once(self, method: str, body: Pieces) -> Any:
         name = f"{self.service.full_name}.{method}"
         try:
-            answer = self.connections.request("POST", CALL + method, body, {"Content-Type": CONTENT_TYPE})
+            answer = self.connections.request("POST", CALL + method, body, {"Content-Type": CONTENT_TYPE, **self.data})
         except NotSent as error:
             raise UnavailableError(f"{name} was not called: {error}") from error
         except Lost as error:
@@ -125,6 +136,8 @@ def result(name: str, answer: Answer) -> Any:
         raise NotFoundError(said)
     if kind == MISUNDERSTOOD:
         raise SerializationError(said)
+    if refusal := REFUSALS.get(answer.headers.get(HEADER, "")):
+        raise refusal(f"{name}: {said}")
     if answer.status in (401, 403):
         raise TokenError(f"{name}: {said}; give a token of its tenant, as REKINDLE_TOKEN or `token`")
     if answer.status == 429:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from rekindle import driver
 from rekindle.device_array import DTYPES, DeviceArray, size_of
 from rekindle.errors import DATA_ERRORS, DataChangedError, DataError, DataMemoryError, DataUnavailableError, DeclarationError
 from rekindle.safetensors import Index
 
+# What stays as it is where a URL stands in a header or a command.
+PLAIN = "%/:@!$&'()*+;=[]"
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "http", "https", "file")
 
 
@@ -20,6 +23,9 @@ class Data:
     With `format="safetensors"` there is no dtype and no shape, and `load()` gives a dictionary of arrays by their names.
 
     With `mode="rw"` the array is written to, and `dump()` has the store get it; with `create` an object that is not there is zeros.
+
+    With `override` a call can name another object for it: with True one of the same bucket or host, else one whose URL begins
+    with this text, or one of these.
     """
 
     def __init__(
@@ -31,10 +37,9 @@ class Data:
         mode: str = "ro",
         create: bool = False,
         format: str | None = None,
+        override: bool | str | Sequence[str] = False,
     ) -> None:
-        if not isinstance(url, str) or urlsplit(url).scheme not in SCHEMES or url.split("://", 1)[1:] in ([], [""]):
-            known = "s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http(s)://HOST/PATH or file:///PATH"
-            raise DeclarationError(f"{url!r} names no data; give {known}")
+        check_url(url)
         if format not in (None, "safetensors"):
             raise DeclarationError(f"{url}: format is {format!r}; give 'safetensors', or none for numbers in C order")
         if format and (dtype is not None or shape is not None or mode != "ro"):
@@ -52,6 +57,9 @@ class Data:
             raise DeclarationError(f"{url}: create is for data that is dumped; give mode='rw' too")
         self.url, self.dtype, self.shape, self.mode, self.create = url, dtype, shape, mode, create
         self.format = format
+        self.overrides = beginnings(url, override)
+        if self.overrides and mode != "ro":
+            raise DeclarationError(f"{url}: override is for data that is only read; leave mode='rw' out")
         self._turn = threading.Lock()
         self._array: LoadedArray | None = None
         # What of a file of safetensors says what is in it.
@@ -65,6 +73,19 @@ class Data:
     @property
     def nbytes(self) -> int:
         return size_of(self.dtype, self.shape)
+
+    def replaced(self, url: str) -> Data:
+        """The same of another object."""
+        if self.format:
+            return Data(url, format=self.format)
+        return Data(url, dtype=self.dtype, shape=self.shape)
+
+    def drop(self) -> None:
+        """Lets go of what was loaded: it goes from the GPU once nobody else has it."""
+        with self._turn:
+            array, self._array = self._array, None
+            if array is not None:
+                driver.enter_context()
 
     def load(self) -> Any:
         """The array, at once: its bytes may still be on their way. It is loaded once in each process."""
@@ -123,6 +144,29 @@ class Data:
             if self._array is array:
                 self._array = None
             raise
+
+
+def check_url(url: str) -> None:
+    if not isinstance(url, str) or urlsplit(url).scheme not in SCHEMES or url.split("://", 1)[1:] in ([], [""]):
+        known = "s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http(s)://HOST/PATH or file:///PATH"
+        raise DeclarationError(f"{url!r} names no data; give {known}")
+
+
+def quoted(url: str) -> str:
+    """As it stands in a header."""
+    return quote(url, safe=PLAIN)
+
+
+def beginnings(url: str, override: bool | str | Sequence[str]) -> tuple[str, ...]:
+    """How the URLs begin that a call may name in place of this one."""
+    if isinstance(override, bool):
+        parts = urlsplit(url)
+        return (quoted(f"{parts.scheme}://{parts.netloc}/"),) if override else ()
+    found = (override,) if isinstance(override, str) else tuple(override)
+    for one in found:
+        if not isinstance(one, str) or urlsplit(one).scheme not in SCHEMES or "/" not in one.partition("://")[2]:
+            raise DeclarationError(f"{url}: override is {one!r}; give True, or how the URLs begin, such as 's3://BUCKET/models/'")
+    return tuple(map(quoted, found))
 
 
 class LoadedArray(DeviceArray):

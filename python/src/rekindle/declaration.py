@@ -12,6 +12,7 @@ from rekindle.data import Data
 from rekindle.errors import DeclarationError
 from rekindle.limits import Limits
 from rekindle.marks import Mark, mark_of
+from rekindle.named_data import Slot
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class Declaration:
                 raise DeclarationError(f"{self.service.name}: the data {name!r} is {data!r}; give rekindle.Data")
             if not name.isidentifier() or hasattr(self.user, name):
                 raise DeclarationError(f"{self.service.name} cannot have data as {name!r}; give it the name of no other attribute")
-            setattr(self.user, name, data)
+            if data.overrides and not name.isascii():
+                raise DeclarationError(f"{self.service.name}: a call cannot name data for {name!r}; give it a name in ASCII")
+            setattr(self.user, name, Slot(data))
 
     @property
     def is_class(self) -> bool:
@@ -65,6 +68,14 @@ class Declaration:
     def data_options(self) -> list[str]:
         """As `rekindle serve` takes them."""
         return [word for url in sorted({data.url for data in self.data.values()}) or ["none"] for word in ("--data", url)]
+
+    def slot_options(self) -> list[str]:
+        """Which data a call can name another object for, as `rekindle serve` takes it."""
+        slots = ["none"]
+        for name, data in self.data.items():
+            if name.isascii() and name.isidentifier():
+                slots += [f"{name}={one}" for one in data.overrides] or [name]
+        return [word for slot in slots for word in ("--data-slot", slot)]
 
     def check(self) -> None:
         asgi = [name for name, mark in self.marks() if mark.is_asgi]

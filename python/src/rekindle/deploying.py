@@ -140,7 +140,7 @@ def serve(app: App, declaration: Declaration, images: list[str], before: dict[st
     image, *further = images
     variants = [word for other in further for word in ("--variant", other)]
     owner = ["--tenant", app.tenant] if app.tenant else []
-    options = (*owner, *port, *variants, *limits.serve_options(), *declaration.data_options())
+    options = (*owner, *port, *variants, *limits.serve_options(), *declaration.data_options(), *declaration.slot_options())
     row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *options)
     return {"service": name, "image": image, "variants": further, "address": row["address"], "port": row["port"]}
 

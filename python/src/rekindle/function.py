@@ -140,6 +140,11 @@ class Function(Generic[P, R]):
     def map(self) -> Map[R]:
         return Map(functools.partial(self.call, True))
 
+    def with_data(self, **urls: str) -> Function[P, R]:
+        """The same function, whose calls have other objects for data that is declared with `override`:
+        `Model().predict.with_data(weights="s3://bucket/other").remote(x)`."""
+        return WithData(self, urls)
+
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
         """Calls it, and leaves the result for later."""
         return FunctionCall(begin(functools.partial(self.remote, *args, **kwargs)))
@@ -149,5 +154,21 @@ class Function(Generic[P, R]):
         if self.user is None:
             raise TypeError(f"{self!r} is known by name alone, and cannot run here; use .remote()")
         return self.user(*args, **kwargs)
+
+    __call__ = local
+
+
+class WithData(Function[P, R]):
+    """A function whose calls name objects in place of declared data."""
+
+    def __init__(self, function: Function[P, R], urls: dict[str, str]) -> None:
+        super().__init__(function.client.with_data(urls), function.name)
+        self.urls = urls
+
+    def with_data(self, **urls: str) -> Function[P, R]:
+        return WithData(self, self.urls | urls)
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        raise TypeError(f"{self!r} has data of its own for its calls, and cannot run here; use .remote()")
 
     __call__ = local

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 use jiff::SignedDuration;
+use rekindle_protocol::data_slot::DataSlot;
 use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceRequest, TlsFiles, TlsRequest};
 
@@ -69,6 +70,10 @@ pub struct ServiceArguments {
     /// brought to this host while one is started. May be given again; none: no more.
     #[arg(long, value_name = "URL|none")]
     data: Vec<String>,
+    /// What of its data a request can name, and another object for it whose URL begins so: NAME, or NAME=BEGINNING, such as
+    /// weights=s3://BUCKET/. May be given again, for one name too; none: no more.
+    #[arg(long, value_name = "NAME[=BEGINNING]|none", value_parser = data_slot)]
+    data_slot: Vec<String>,
     /// Have so many of the requests go to the image, such as 10%, and the others where they go: until the image is served
     /// without this, or the other one is.
     #[arg(long, value_name = "SHARE", value_parser = share)]
@@ -125,6 +130,10 @@ impl ServiceArguments {
             },
             data: (!self.data.is_empty())
                 .then(|| self.data.into_iter().filter(|url| url != "none").collect()),
+            data_slots: (!self.data_slot.is_empty()).then(|| {
+                let named = self.data_slot.iter().filter(|slot| *slot != "none");
+                named.filter_map(|slot| slot.parse().ok()).collect()
+            }),
         }
     }
 }
@@ -134,6 +143,10 @@ fn address(text: &str) -> Result<Port, String> {
     format!("{text}:1")
         .parse()
         .map_err(|_| "expected [ADDRESS:]PORT, such as 8000 or 127.0.0.1:8000".to_string())
+}
+
+fn data_slot(text: &str) -> Result<String, String> {
+    text.parse::<DataSlot>().map(|slot| slot.to_string())
 }
 
 /// Of ten thousand.

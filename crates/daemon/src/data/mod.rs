@@ -141,6 +141,14 @@ impl Data {
 
     /// How large an object is, bytes; none if the memory daemon cannot say for a while. It is fetched meanwhile.
     pub fn bytes(&self, url: &str) -> Option<u64> {
+        self.begin(url).unwrap_or_else(|problem| {
+            log::warn!("how large {url} is is not known: {}", problem.sentence);
+            None
+        })
+    }
+
+    /// Has an object fetched, and says how large it is if the memory daemon can soon, or why it cannot be had.
+    pub fn begin(&self, url: &str) -> std::result::Result<Option<u64>, Problem> {
         let ask = || {
             let stream = UnixStream::connect(&self.socket)?;
             let request =
@@ -150,15 +158,12 @@ impl Data {
             frame::receive_within::<Answer>(&stream, &limits)
         };
         match ask() {
-            Ok((Answer::Object { version }, _)) => Some(version.bytes),
-            Ok((Answer::Failed(problem), _)) => {
-                log::warn!("how large {url} is is not known: {}", problem.sentence);
-                None
-            }
-            Ok(_) => None,
+            Ok((Answer::Object { version }, _)) => Ok(Some(version.bytes)),
+            Ok((Answer::Failed(problem), _)) => Err(problem),
+            Ok(_) => Ok(None),
             Err(error) => {
                 log::warn!("how large {url} is is not known: {error}");
-                None
+                Ok(None)
             }
         }
     }

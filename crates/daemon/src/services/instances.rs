@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_gateway::{Failure, Holding, Instance, Maker, Source, TcpSocket, Variant};
 use rekindle_protocol::daemon::{Level, State};
+use rekindle_protocol::data::Problem;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -98,6 +99,10 @@ impl Maker for InstanceMaker {
         source.data.iter().for_each(|url| self.daemon.data.prefetch(url));
         let sandbox = self.make(source, name).map_err(failure)?;
         Ok(self.adopt(&sandbox, source.level))
+    }
+
+    fn fetch_data(&self, url: &str) -> Option<Problem> {
+        self.daemon.data.begin(url).err()
     }
 }
 

@@ -294,6 +294,9 @@ fn source(
     let gpu = request.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone()));
     let data =
         request.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();
+    let data_slots = request.data_slots.clone();
+    let data_slots =
+        data_slots.or_else(|| kept.map(|record| record.source.data_slots.clone())).unwrap_or_default();
     // It is of use where there is a limit.
     let counted = if daemon.gateway.memory().is_bounded() { &data[..] } else { &[] };
     let objects = counted.iter().filter_map(|url| Some((url.clone(), daemon.data.bytes(url)?))).collect();
@@ -321,6 +324,7 @@ fn source(
         ready: request.ready.clone().or_else(|| kept.and_then(|record| record.source.ready.clone())),
         gpu,
         data,
+        data_slots,
         level: request.level.or(kept.map(|record| record.source.level)).unwrap_or(Level::Host),
     })
 }

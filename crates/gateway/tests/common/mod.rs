@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rekindle_gateway::{Failure, Gateway, Holding, Instance, Maker, Plan, Service, Source, TcpSocket};
+use rekindle_protocol::data::{Problem, ProblemKind};
 
 /// A program that listens on a port of this machine's.
 struct Program {
@@ -50,6 +51,10 @@ struct Programs;
 impl Maker for Programs {
     fn start(&self, _: &Source, _: &str) -> Result<Arc<dyn Instance>, Failure> {
         Ok(Arc::new(Program { ended: Mutex::new(false), changed: Condvar::new() }))
+    }
+
+    fn fetch_data(&self, url: &str) -> Option<Problem> {
+        url.ends_with("missing").then(|| Problem::new(ProblemKind::NotFound, format!("{url} is not there")))
     }
 }
 

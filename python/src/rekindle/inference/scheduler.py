@@ -7,6 +7,7 @@ requests ─▶ waiting ─▶ slots ── begin: the prompt ── advance: a 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -90,7 +91,8 @@ class Scheduler:
         self.waiting.append(generation)
         self.wanted.set()
         if self.working is None:
-            self.working = asyncio.ensure_future(self.work(target))
+            # It works for all, whatever data the first one has named.
+            self.working = asyncio.get_running_loop().create_task(self.work(target), context=contextvars.Context())
 
     async def work(self, target: Target) -> None:
         while True:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from rekindle.errors import DeclarationError
+from rekindle.named_data import HEADER
 from rekindle.serving.dispatch import OWN, Dispatch
 
 Message = MutableMapping[str, Any]
@@ -18,14 +19,22 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 TARGET = "rekindle.target"
 
 
+def named(scope: Message) -> list[str]:
+    """The headers that name data."""
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == HEADER.lower().encode()]
+
+
 def wrap(application: Application, dispatch: Dispatch) -> Application:
     async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(OWN):
             await answer(scope, receive, send)
             return
-        if scope["type"] != "lifespan":
-            await dispatch.wake()
-        await application({**scope, TARGET: dispatch.target}, receive, send)
+        if scope["type"] == "lifespan":
+            await application({**scope, TARGET: dispatch.target}, receive, send)
+            return
+        await dispatch.wake()
+        async with dispatch.target.with_data(named(scope)):
+            await application({**scope, TARGET: dispatch.target}, receive, send)
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         body, more = bytearray(), True
@@ -33,7 +42,7 @@ def wrap(application: Application, dispatch: Dispatch) -> Application:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        reply = await dispatch.answer(scope["method"], scope["path"], body)
+        reply = await dispatch.answer(scope["method"], scope["path"], body, named(scope))
         headers = [(name.lower().encode(), value.encode()) for name, value in reply.headers]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"".join(reply.pieces)})

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rekindle.marks import Batched
+from rekindle.named_data import CHOSEN, Chosen, key_of
 from rekindle.serving.failures import Raised
 
-Waiting = tuple[inspect.BoundArguments, asyncio.Future[Any]]
+Waiting = tuple[inspect.BoundArguments, asyncio.Future[Any], Chosen]
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -32,7 +33,7 @@ class Batcher:
         bound.apply_defaults()
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self.waiting.append((bound, future))
+        self.waiting.append((bound, future, CHOSEN.get()))
         if len(self.waiting) >= self.limits.max_batch_size:
             self.send()
         elif self.timer is None:
@@ -46,15 +47,21 @@ class Batcher:
         # Whoever has gone meanwhile needs no answer.
         batch = [waiting for waiting in self.waiting if not waiting[1].done()]
         self.waiting = []
-        if batch:
-            task = asyncio.ensure_future(self.carry_out(batch))
+        # Those that have named other data have a batch of their own.
+        apart: dict[Any, list[Waiting]] = {}
+        for waiting in batch:
+            apart.setdefault(key_of(waiting[2]), []).append(waiting)
+        for together in apart.values():
+            task = asyncio.ensure_future(self.carry_out(together))
             self.batches.add(task)
             task.add_done_callback(self.batches.discard)
 
     async def carry_out(self, batch: list[Waiting]) -> None:
+        # The task is this batch's alone.
+        CHOSEN.set(batch[0][2])
         together = self.signature.bind_partial()
         for name in batch[0][0].arguments:
-            together.arguments[name] = [bound.arguments[name] for bound, _ in batch]
+            together.arguments[name] = [bound.arguments[name] for bound, *_ in batch]
         try:
             values = await self.run(bind(self.function, together))
             if not hasattr(values, "__len__") or len(values) != len(batch):
@@ -62,11 +69,11 @@ class Batcher:
                     f"{self.function.__qualname__} returned {type(values).__name__} for a batch of {len(batch)}; return a list of as many"
                 )
         except Exception as error:
-            for _, future in batch:
+            for _, future, _ in batch:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), value in zip(batch, values, strict=True):
+        for (_, future, _), value in zip(batch, values, strict=True):
             if not future.done():
                 future.set_result(value)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rekindle.client import ABOUT, CALL, KIND, MISUNDERSTOOD, RAISED, READY, RESULT, TIMED_OUT, UNKNOWN
 from rekindle.codec import CONTENT_TYPE, decode, encode
 from rekindle.connections import Pieces
-from rekindle.errors import SerializationError
+from rekindle.errors import DataError, SerializationError
 from rekindle.exchange import HandingOn
 from rekindle.raised import describe
 from rekindle.serving.failures import Late, Raised, Unknown
@@ -48,7 +48,8 @@ class Dispatch:
     def __init__(self, target: Target, failed: Callable[[], None]) -> None:
         self.target, self.failed = target, failed
 
-    async def answer(self, method: str, path: str, body: bytes | bytearray) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes | bytearray, named: Iterable[str] = ()) -> Reply:
+        """`named` are the headers that name data."""
         try:
             if method == "GET" and path == ABOUT:
                 return Reply(RESULT, encode(self.about()))
@@ -56,9 +57,9 @@ class Dispatch:
                 await self.wake()
                 return Reply(RESULT, encode(True))
             if method == "POST" and path.startswith(CALL):
-                return await self.call(path.removeprefix(CALL), body)
+                return await self.call(path.removeprefix(CALL), body, named)
             return say(UNKNOWN, f"{method} {path} is nothing that a function of Rekindle's answers; call it by the package rekindle")
-        except SerializationError as error:
+        except (DataError, SerializationError) as error:
             return say(MISUNDERSTOOD, str(error))
         except Raised as raised:
             return Reply(RAISED, describe(raised.error))
@@ -66,12 +67,13 @@ class Dispatch:
             traceback.print_exc()
             return Reply(RAISED, describe(error))
 
-    async def call(self, name: str, body: bytes | bytearray) -> Reply:
+    async def call(self, name: str, body: bytes | bytearray, named: Iterable[str]) -> Reply:
         args, kwargs, *how = decode(body)
         handing_on = HandingOn(**how[0]) if how else None
         await self.wake()
         try:
-            value = await self.target.call(name, args, kwargs, handing_on)
+            async with self.target.with_data(named):
+                value = await self.target.call(name, args, kwargs, handing_on)
         except Late as late:
             return say(TIMED_OUT, str(late))
         except Unknown as unknown:

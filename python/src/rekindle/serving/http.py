@@ -6,10 +6,12 @@ import asyncio
 
 import h11
 
+from rekindle.named_data import HEADER
 from rekindle.serving.dispatch import Dispatch, Reply
 
 # Of a request's head; the gateway lets no larger one through.
 HEAD = 1 << 17
+NAMED = HEADER.lower().encode()
 ENDED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
 
 
@@ -62,7 +64,8 @@ class Connection(asyncio.Protocol):
     async def answer(self) -> None:
         assert self.request is not None
         method, path = self.request.method.decode(), self.request.target.decode()
-        reply = await self.dispatch.answer(method, path.partition("?")[0], self.body)
+        named = [value.decode("latin-1") for name, value in self.request.headers if name == NAMED]
+        reply = await self.dispatch.answer(method, path.partition("?")[0], self.body, named)
         self.reply(reply, method != "HEAD")
         self.answering, self.body = None, bytearray()
         if self.state.our_state is h11.DONE and self.state.their_state is h11.DONE:

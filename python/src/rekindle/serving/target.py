@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import functools
 import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +16,7 @@ from rekindle.declaration import Declaration
 from rekindle.errors import DataError, RefNotFoundError
 from rekindle.exchange import HandingOn, Ref, end_uses, resolve
 from rekindle.marks import Mark
+from rekindle.named_data import CHOSEN, choose, current
 from rekindle.serving.batch import Batcher
 from rekindle.serving.failures import Late, Raised, Unknown
 from rekindle.serving.rest import Rest, give_back
@@ -74,6 +77,18 @@ class Target:
         if self.under_way:
             self.threads = self.new_threads()
         await self.hooks(lambda mark: mark.exits)
+
+    @contextlib.asynccontextmanager
+    async def with_data(self, named: Iterable[str]) -> AsyncIterator[None]:
+        """What runs in it finds the objects that these headers name in place of declared data. They go from the GPU with it."""
+        chosen = choose(self.declaration.data, named)
+        token = CHOSEN.set(chosen)
+        try:
+            yield
+        finally:
+            CHOSEN.reset(token)
+            for data in chosen.values():
+                self.threads.submit(data.drop)
 
     async def call(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn | None = None) -> Any:
         if name not in self.methods:
@@ -159,7 +174,7 @@ class Target:
             return value
         threads = self.threads
         try:
-            value, raised = await asyncio.get_running_loop().run_in_executor(threads, outcome, function)
+            value, raised = await asyncio.get_running_loop().run_in_executor(threads, contextvars.copy_context().run, outcome, function)
         except asyncio.CancelledError:
             # Its thread cannot be stopped. The others go on there to their ends, and who comes gets another one.
             if self.threads is threads:
@@ -174,7 +189,7 @@ class Target:
 
     async def finish_data(self, raised: BaseException | None) -> None:
         """What was dumped is in its store when the call ends; that it is not is why a call fails that did not fail otherwise."""
-        for data in self.declaration.data.values():
+        for data in map(current, self.declaration.data.values()):
             if data.is_dumping:
                 _, problem = await asyncio.get_running_loop().run_in_executor(self.threads, outcome, data.finish)
                 if problem is not None and raised is None:
@@ -185,7 +200,7 @@ class Target:
         if isinstance(raised, DataError):
             return
         try:
-            for data in self.declaration.data.values():
+            for data in map(current, self.declaration.data.values()):
                 data.check()
         except DataError as error:
             raise Raised(error) from raised
