@@ -3,6 +3,7 @@
 import http.client
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -264,6 +265,67 @@ def test_an_app_starts_from_a_framework_image_that_fits(rekindle, deploy):
     for option, expected in (("", True), (", base='numpy'", True), (", base=''", False)):
         deploy.app("based", source.format(option=option))
         assert package.Function.from_name("based", "modules").remote() == (expected, True)
+
+
+@pytest.fixture
+def cupy(rekindle):
+    """A package that tells where it was imported; what its source says besides."""
+    place = rekindle.root / "installed/cupy"
+    place.mkdir(parents=True)
+    paths = [str(place.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    rekindle.environment["PYTHONPATH"] = os.pathsep.join(paths)
+
+    def write(rest=""):
+        (place / "__init__.py").write_text(f"import os\nAHEAD = 'REKINDLE_FRAMEWORK' in os.environ\n{rest}")
+
+    write()
+    return write
+
+
+def deployed(rekindle, file, *options):
+    """What a deployment says beside its document."""
+    command = [rekindle.command, "deploy", str(file), "--python", sys.executable, *options]
+    done = subprocess.run(command, env=rekindle.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    return done.stderr
+
+
+AHEAD = "@app.function(gpu='emulated'{option})\ndef ahead():\n    import cupy\n    return cupy.AHEAD\n"
+
+
+def test_a_framework_that_an_app_imports_is_made_an_image_once(rekindle, deploy, cupy):
+    made = lambda: [name for name in own_images(rekindle) if name.startswith("framework ")]
+    ahead = lambda app: package.Function.from_name(app, "ahead").remote()
+    first, second = (deploy.write(name, AHEAD.format(option="")) for name in ("first", "second"))
+    assert "making the framework image" not in deployed(rekindle, first, "--no-base") and not made() and not ahead("first")
+    said = deployed(rekindle, first)
+    (image,) = made()
+    assert f"making the framework image '{image}'" in said and f"made the framework image '{image}' in " in said
+    assert image.startswith("framework cupy ") and ahead("first")
+    # Later deployments, and other apps, have it.
+    for file in (first, second):
+        assert "framework image" not in deployed(rekindle, file)
+    assert ahead("first") and ahead("second") and made() == [image]
+    # Who says so has none, nor have those whose contexts are shared.
+    for option in (", base=''", ", share='team'"):
+        deployed(rekindle, deploy.write("second", AHEAD.format(option=option)))
+        assert not ahead("second")
+    assert made() == [image]
+    # What a user has made goes before it.
+    rekindle("image", "framework", "own", "--gpu", rekindle.gpu, "--python", sys.executable, "--import", "colorsys")
+    deployed(rekindle, first)
+    assert not ahead("first")
+    rekindle("rmi", "own")
+    # Installed anew, it is another one.
+    cupy("VERSION = 2\n")
+    assert "making the framework image" in deployed(rekindle, first) and len(made()) == 2 and ahead("first")
+
+
+def test_a_framework_image_that_cannot_be_made_is_done_without(rekindle, deploy, cupy):
+    cupy("if AHEAD:\n    raise RuntimeError('no GPU')\n")
+    said = deployed(rekindle, deploy.write("alone", AHEAD.format(option="")))
+    assert "warning: the framework image 'framework cupy " in said and "the app starts without one" in said
+    assert not package.Function.from_name("alone", "ahead").remote()
+    assert not [name for name in own_images(rekindle) if name.startswith("framework ")]
 
 
 def test_what_changes_is_deployed_again(rekindle, deploy):

@@ -60,7 +60,9 @@ impl PackageCommand {
     fn words(&self) -> Vec<OsString> {
         let (mut words, options) = match self {
             PackageCommand::Deploy(app) | PackageCommand::Develop(app) => {
-                (vec![app.file.clone().into()], vec![("--tenant", &app.tenant)])
+                let no_base = app.no_base.then(|| "--no-base".into());
+                let words = std::iter::once(app.file.clone().into()).chain(no_base).collect();
+                (words, vec![("--tenant", &app.tenant)])
             }
             PackageCommand::Convert(ConvertArguments { model, output, name, data_url, .. }) => (
                 vec![model.clone().into(), "--output".into(), output.clone().into()],

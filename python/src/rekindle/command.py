@@ -21,12 +21,20 @@ def path() -> str:
     return found
 
 
-def ask(*words: object) -> dict[str, Any]:
-    """What the command answers."""
+def ask(*words: object, shows_progress: bool = False) -> dict[str, Any]:
+    """What the command answers. One that shows its progress writes to this program's standard error."""
     command = [path(), "--json", *map(str, words)]
     try:
         # A Ctrl-C is this program's, which says what becomes of the command.
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, start_new_session=True)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if shows_progress else subprocess.PIPE,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
     except OSError as error:
         raise CommandError(f"{command[0]} cannot be started: {error.strerror}", 126) from error
     try:
@@ -35,6 +43,6 @@ def ask(*words: object) -> dict[str, Any]:
         raise CommandError(f"`{' '.join(command)}` answered {done.stdout[:80]!r}, which is no document; is it of another version?", 1) from error
     # Some end as a program did, and have worked.
     if done.returncode and ("error" in answer or not answer):
-        said = done.stderr.strip().splitlines() or [f"`{' '.join(command)}` ended with {done.returncode}"]
+        said = (done.stderr or "").strip().splitlines() or [f"`{' '.join(command)}` ended with {done.returncode}"]
         raise CommandError(answer.get("error", said[-1].removeprefix("rekindle: ")), done.returncode)
     return answer

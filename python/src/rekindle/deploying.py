@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rekindle import command, interrupts, making, native
+from rekindle import command, frameworks, interrupts, making, native
 from rekindle.address import TOKEN_VARIABLE
 from rekindle.app import App
 from rekindle.client import READY
@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
     try:
         # Standard output is the document's.
         with contextlib.redirect_stdout(sys.stderr):
-            deployed = deploy(given.file, given.tenant)
+            deployed = deploy(given.file, given.tenant, has_base=not given.no_base)
     except interrupts.Interrupted as end:
         # What was under way is taken back.
         return int(end.code or 1)
@@ -59,12 +59,14 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path)
     parser.add_argument("--tenant")
+    parser.add_argument("--no-base", action="store_true")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(words)
 
 
-def deploy(file: Path, tenant: str | None = None) -> dict[str, Any]:
-    """The app, its services, and those that it does not have any more. If one cannot get ready, nothing has changed."""
+def deploy(file: Path, tenant: str | None = None, *, has_base: bool = True) -> dict[str, Any]:
+    """The app, its services, and those that it does not have any more. If one cannot get ready, nothing has changed. Without
+    `has_base` they start from no framework image but one that is declared."""
     app = load_user(file)
     app.tenant = tenant or app.tenant
     check_tenant(app)
@@ -72,7 +74,8 @@ def deploy(file: Path, tenant: str | None = None) -> dict[str, Any]:
     rows = []
     try:
         for name, declaration in app.declarations.items():
-            images[name] = making.make(declaration, file.resolve(), making.base_for(declaration))
+            base = (making.base_for(declaration) or frameworks.base_for(app, declaration, file)) if has_base else declaration.limits.base
+            images[name] = making.make(declaration, file.resolve(), base or None)
         before = services(app)
         for name, declaration in app.declarations.items():
             with interrupts.held():

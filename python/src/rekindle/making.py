@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import rekindle.serving
-from rekindle import command, interrupts
+from rekindle import command, frameworks, interrupts
 from rekindle.declaration import Declaration
 from rekindle.errors import CommandError, Error
 from rekindle.native import Native
@@ -125,7 +125,8 @@ def base_for(declaration: Declaration) -> str | None:
         return declaration.limits.base or None
     rows = command.ask("images")["images"]
     for row in sorted((row for row in rows if row["problem"] is None), key=lambda row: row["created"], reverse=True):
-        if is_made_ready(row["command"]) and fits(row["name"], declaration.limits.gpu):
+        # One that a deployment has made is of the apps that it was made for.
+        if not frameworks.is_automatic(row["name"]) and is_made_ready(row["command"]) and fits(row["name"], declaration.limits.gpu):
             return str(row["name"])
     return None
 

@@ -19,6 +19,9 @@ pub struct AppArguments {
     /// The tenant whose services they are, in place of the one that the file names.
     #[arg(long, value_name = "TENANT", add = ArgValueCandidates::new(completion::tenants))]
     pub tenant: Option<String>,
+    /// Start from no framework image, and make none, but for functions that name one.
+    #[arg(long)]
+    pub no_base: bool,
 }
 
 /// A model, and the app that is made of it.
