@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -108,6 +109,8 @@ for _ in range(2):
 """
 RESTORES = 12
 SETTLED = 4
+# Of contexts that go with their last program.
+ENDS = 6
 
 
 class Programs:
@@ -342,6 +345,35 @@ def test_instances_of_services_share_and_end_when_they_are_idle():
         for name in ports:
             serve(name, "10ms")
         rekindle.wait(lambda: not served(), "the end of idle instances")
+
+
+@pytest.mark.parametrize(("keep", "is_kept"), [("0", False), ("600", True)])
+def test_a_context_without_programs_is_kept_for_as_long_as_is_said(keep, is_kept):
+    with begun(REKINDLE_CONTEXT_KEEP=keep) as rekindle:
+        programs = Programs(rekindle)
+        programs.start("a", "b")
+        (shared,) = contexts(rekindle)
+        rekindle("kill", "a")
+        programs.go_on("b")
+        rekindle("kill", "b")
+        if is_kept:
+            # Longer than a process that is to go at once takes to notice.
+            time.sleep(2)
+            assert contexts(rekindle) == [shared]
+        else:
+            rekindle.wait(lambda: not contexts(rekindle), "the end of the context")
+        # Whoever comes next has it, or another one.
+        programs.go_to(2)
+        programs.start("c")
+        assert (programs.worker("c") == shared["pid"]) == is_kept
+        # Each of these comes just as the one before goes.
+        last = "c"
+        for number in range(ENDS):
+            rekindle("kill", last)
+            last = f"d-{number}"
+            programs.go_to(2)
+            programs.start(last)
+            programs.go_on(last)
 
 
 def test_what_cannot_be_shared_is_said(rekindle, programs):

@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 41] = [
+static SETTINGS: [Setting; 42] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -68,6 +68,7 @@ static SETTINGS: [Setting; 41] = [
     setting("publish-wait", "REKINDLE_PUBLISH_WAIT", Kind::Number),
     setting("pool.workers", "REKINDLE_POOL", Kind::Number),
     setting("pool.limit", "REKINDLE_POOL_LIMIT", Kind::Number),
+    setting("contexts.keep", "REKINDLE_CONTEXT_KEEP", Kind::Number),
     setting("cache.host", "REKINDLE_HOST_CACHE", Kind::Bytes),
     setting("cache.gpu", "REKINDLE_GPU_CACHE", Kind::Bytes),
     switch(tuning::SHARE, Kind::False("off")),
@@ -264,10 +265,11 @@ mod tests {
     fn settings_become_variables() {
         let text = "state = '/var/lib/rekindle'\nlog-max = \"1G\"\n[pool]\nworkers = 2\n\
                     [cache]\nshare = false\n[checkpoint]\nprove = true\n[driver]\nhuge-pages = true\npeers = false\n\
-                    [gpu]\ncode = 'whole'\n";
+                    [gpu]\ncode = 'whole'\n[contexts]\nkeep = 0\n";
         let mut values = variables(parse(text).unwrap());
         values.sort();
         let expected = [
+            ("REKINDLE_CONTEXT_KEEP", "0"),
             ("REKINDLE_LOG_MAX", "1G"),
             ("REKINDLE_POOL", "2"),
             ("REKINDLE_PROVE", "on"),

@@ -108,7 +108,7 @@ impl Contexts {
         let address = self.address(&id);
         let left = address.clone();
         let output = address.log.clone();
-        let purpose = Purpose::Shared(&share.tenant);
+        let purpose = Purpose::Shared { tenant: &share.tenant, keep: self.paths.context_keep };
         let data = self.paths.data_socket();
         let start = Start { program: &self.program, address, gpu, output: &output, purpose, data };
         Worker::start(&start, Box::new(move |worker| forget(&left, worker)))

@@ -80,7 +80,9 @@ pub use daemon::{Daemon, ServiceSettings};
 pub use data::DataLimits;
 pub use error::{Error, Result};
 pub use host::doctor::{Finding, examine};
-pub use host::paths::{LOG_MAX, PUBLISH_WAIT, Paths, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
+pub use host::paths::{
+    CONTEXT_KEEP, LOG_MAX, PUBLISH_WAIT, Paths, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE,
+};
 pub use nodes::listen as listen_to_nodes;
 pub use page::{PageSettings, open as open_page, parse_page_address};
 pub use pool::PoolSize;

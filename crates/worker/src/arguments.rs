@@ -1,7 +1,8 @@
-//! `rekindled worker --listen SOCKET --gpu GPU [--spare | --shared TENANT]`
+//! `rekindled worker --listen SOCKET --gpu GPU [--spare | --shared TENANT --keep SECONDS]`
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::gpu::Gpu;
 
@@ -20,25 +21,30 @@ pub enum Purpose {
     Program,
     /// As yet nobody. It waits in a pool: it ends with the daemon's connection unless it was taken.
     Spare,
-    /// Programs of this tenant, which share its contexts.
-    Shared(String),
+    /// Programs of this tenant, which share its contexts. So long these are kept without any.
+    Shared { tenant: String, keep: Duration },
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgumentsError {
-    #[error("unknown argument {0:?}; a worker takes --listen SOCKET, --gpu GPU, --spare and --shared TENANT")]
+    #[error(
+        "unknown argument {0:?}; a worker takes --listen SOCKET, --gpu GPU, --spare, --shared TENANT and --keep SECONDS"
+    )]
     Unknown(OsString),
     #[error("{0} needs a value")]
     NoValue(&'static str),
-    #[error("{0} is missing; a worker takes --listen SOCKET and --gpu GPU")]
+    #[error("{0} is missing; a worker takes --listen SOCKET and --gpu GPU, and --keep SECONDS with --shared")]
     Missing(&'static str),
+    #[error("--keep {0:?} is no time; expected a number of seconds")]
+    Keep(String),
     #[error("{0:?} names no GPU; expected emulated, emulated:KEY=VALUE,..., nvidia or nvidia:INDEX,...")]
     Gpu(String),
 }
 
 impl Arguments {
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Arguments, ArgumentsError> {
-        let (mut listen, mut gpu, mut purpose) = (None, None, Purpose::Program);
+        let (mut listen, mut gpu, mut is_spare) = (None, None, false);
+        let (mut tenant, mut keep) = (None, None);
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
             match argument.to_str() {
@@ -51,14 +57,27 @@ impl Arguments {
                     let value = value.to_string_lossy();
                     gpu = Some(Gpu::parse(&value).ok_or_else(|| ArgumentsError::Gpu(value.into_owned()))?);
                 }
-                Some("--spare") => purpose = Purpose::Spare,
+                Some("--spare") => is_spare = true,
                 Some("--shared") => {
                     let value = arguments.next().ok_or(ArgumentsError::NoValue("--shared"))?;
-                    purpose = Purpose::Shared(value.to_string_lossy().into_owned());
+                    tenant = Some(value.to_string_lossy().into_owned());
+                }
+                Some("--keep") => {
+                    let value = arguments.next().ok_or(ArgumentsError::NoValue("--keep"))?;
+                    let value = value.to_string_lossy();
+                    let seconds = value.parse().map_err(|_| ArgumentsError::Keep(value.into_owned()))?;
+                    keep = Some(Duration::from_secs(seconds));
                 }
                 _ => return Err(ArgumentsError::Unknown(argument)),
             }
         }
+        let purpose = match (tenant, is_spare) {
+            (Some(tenant), _) => {
+                Purpose::Shared { tenant, keep: keep.ok_or(ArgumentsError::Missing("--keep"))? }
+            }
+            (None, true) => Purpose::Spare,
+            (None, false) => Purpose::Program,
+        };
         Ok(Arguments {
             listen: listen.ok_or(ArgumentsError::Missing("--listen"))?,
             gpu: gpu.ok_or(ArgumentsError::Missing("--gpu"))?,
@@ -87,7 +106,11 @@ mod tests {
         );
         let purpose = |line: &str| parse(line).unwrap().purpose;
         assert_eq!(purpose("--spare --gpu nvidia --listen /run/w.sock"), Purpose::Spare);
-        assert_eq!(purpose("--gpu nvidia --listen /a --shared me"), Purpose::Shared("me".to_string()));
+        let shared = Purpose::Shared { tenant: "me".to_string(), keep: Duration::from_secs(5) };
+        assert_eq!(purpose("--gpu nvidia --listen /a --shared me --keep 5"), shared);
+        let unkept = parse("--gpu nvidia --listen /a --shared me");
+        assert_eq!(unkept, Err(ArgumentsError::Missing("--keep")));
+        assert_eq!(parse("--keep -1"), Err(ArgumentsError::Keep("-1".to_string())));
         assert_eq!(parse("--listen /a --gpu emulated").unwrap().gpu, Gpu::Emulated { config: None });
         assert_eq!(parse("--gpu emulated"), Err(ArgumentsError::Missing("--listen")));
         assert_eq!(parse("--listen"), Err(ArgumentsError::NoValue("--listen")));

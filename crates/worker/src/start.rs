@@ -55,8 +55,8 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let ended = match arguments.purpose {
         Purpose::Program => serve_as(listener, false, || arguments.gpu.open()),
         Purpose::Spare => serve_as(listener, true, || arguments.gpu.open()),
-        Purpose::Shared(tenant) => {
-            shared::serve(listener, tenant, arguments.gpu.to_string(), || arguments.gpu.open())
+        Purpose::Shared { tenant, keep } => {
+            shared::serve(listener, (tenant, arguments.gpu.to_string()), keep, || arguments.gpu.open())
         }
     };
     let _ = std::fs::remove_file(&arguments.listen);

@@ -22,6 +22,8 @@ use rekindle_worker::{Ended, Gpu, OpenedDriver, serve_shared};
 
 /// A client has come to rest, and what it needs to outlive its context is noted.
 const TO_REST: Duration = Duration::from_millis(500);
+/// Longer than any test takes.
+const KEEP: Duration = Duration::from_secs(600);
 
 const PTX: &[u8] = b"
 .version 7.0
@@ -50,17 +52,18 @@ struct Host {
 
 impl Host {
     fn start(directory: &Path) -> Host {
-        Host::start_with(directory, true)
+        Host::start_with(directory, true, KEEP)
     }
 
-    fn start_with(directory: &Path, in_pieces: bool) -> Host {
+    fn start_with(directory: &Path, in_pieces: bool, keep: Duration) -> Host {
         let socket = directory.join("host.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let open = move || {
             let opened = Gpu::parse("emulated:memory=1G,devices=2").unwrap().open()?;
             Ok(OpenedDriver { in_pieces, ..opened })
         };
-        let thread = std::thread::spawn(move || serve_shared(listener, "us".into(), "emulated".into(), open));
+        let whose = ("us".to_string(), "emulated".to_string());
+        let thread = std::thread::spawn(move || serve_shared(listener, whose, keep, open));
         let daemon = Daemon::over(UnixStream::connect(socket).unwrap());
         Host { directory: directory.to_owned(), daemon, thread }
     }
@@ -199,6 +202,30 @@ fn clients_have_the_context_side_by_side_and_give_back_what_they_had() {
 }
 
 #[test]
+fn contexts_are_kept_without_clients_for_as_long_as_was_said() {
+    let _alone = alone();
+    for keep in [Duration::ZERO, Duration::from_secs(2)] {
+        let directory = tempfile::tempdir().unwrap();
+        let host = Host::start_with(directory.path(), true, keep);
+        // The first one is waited for, and any is enough.
+        std::thread::sleep(TO_REST);
+        let (one, other) = (host.program(slice(0)), host.program(slice(1)));
+        one.die();
+        std::thread::sleep(TO_REST);
+        assert!(!host.thread.is_finished());
+        other.die();
+        let since = Instant::now();
+        if !keep.is_zero() {
+            host.program(slice(1)).die();
+        }
+        let Host { daemon: _daemon, thread, .. } = host;
+        assert_eq!(thread.join().unwrap(), Ended::Done);
+        let kept = since.elapsed();
+        assert!(kept >= keep && kept < keep + LIMIT, "{kept:?}");
+    }
+}
+
+#[test]
 fn each_has_a_default_stream_of_its_own() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
@@ -327,7 +354,7 @@ fn work_that_goes_on_after_its_clients_end_keeps_the_context_from_others() {
 fn where_globals_lie_as_others_let_them_there_is_no_image() {
     let _alone = alone();
     let state = tempfile::tempdir().unwrap();
-    let host = Host::start_with(state.path(), false);
+    let host = Host::start_with(state.path(), false, KEEP);
     let mut program = host.program(slice(0));
     let staging = |name: &str| state.path().join(name).to_str().unwrap().to_string();
     let save = || {

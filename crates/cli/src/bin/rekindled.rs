@@ -62,6 +62,9 @@ struct Arguments {
     /// How long who comes to a published port waits for a program that is away, in seconds.
     #[arg(long, value_name = "SECONDS", env = "REKINDLE_PUBLISH_WAIT", default_value_t = rekindle_daemon::PUBLISH_WAIT.as_secs())]
     publish_wait: u64,
+    /// How long a GPU context that programs have shared is kept without any, in seconds. 0: it goes with the last one.
+    #[arg(long, value_name = "SECONDS", env = "REKINDLE_CONTEXT_KEEP", default_value_t = rekindle_daemon::CONTEXT_KEEP.as_secs())]
+    context_keep: u64,
     /// The file that has a line of JSON for each request to a service, or - for standard output. None if nothing is said.
     #[arg(long, value_name = "PATH", env = "REKINDLE_ACCESS_LOG")]
     access_log: Option<PathBuf>,
@@ -187,6 +190,7 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     let mut paths = Paths::new(given.socket, given.state, given.run_dir)?;
     paths.log_max = arguments.log_max;
     paths.publish_wait = Duration::from_secs(arguments.publish_wait);
+    paths.context_keep = Duration::from_secs(arguments.context_keep);
     if arguments.background {
         // Fails where this process leads a group already; then it has left the terminal's anyway.
         let _ = nix::unistd::setsid();

@@ -31,6 +31,8 @@ pub const RUNS_VARIABLE: &str = "REKINDLE_RUN_ROOT";
 pub const LOG_MAX: u64 = 64 << 20;
 /// How long who comes to a port waits for the program, unless something else is asked for.
 pub const PUBLISH_WAIT: Duration = Duration::from_secs(60);
+/// How long contexts that programs have shared are kept without any, unless something else is asked for.
+pub const CONTEXT_KEEP: Duration = Duration::from_secs(60);
 
 /// The longest path of a Unix socket, its closing zero left out.
 const LONGEST_SOCKET: usize = 107;
@@ -50,6 +52,8 @@ pub struct Paths {
     pub log_max: u64,
     /// How long who comes to a port of a program that is away waits.
     pub publish_wait: Duration,
+    /// How long contexts that programs have shared are kept without any.
+    pub context_keep: Duration,
 }
 
 impl Paths {
@@ -60,6 +64,7 @@ impl Paths {
             given,
             log_max: LOG_MAX,
             publish_wait: PUBLISH_WAIT,
+            context_keep: CONTEXT_KEEP,
             socket: absolute(socket.unwrap_or_else(default_socket))?,
             state: absolute(state.unwrap_or_else(default_state))?,
             runs: absolute(

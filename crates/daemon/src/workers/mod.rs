@@ -73,8 +73,11 @@ pub enum Purpose<'a> {
     Program,
     /// As yet nobody.
     Spare,
-    /// Programs of a tenant, which share its contexts.
-    Shared(&'a str),
+    /// Programs of a tenant, which share its contexts. So long these are kept without any.
+    Shared {
+        tenant: &'a str,
+        keep: Duration,
+    },
 }
 
 /// Where a worker is found.
@@ -137,7 +140,9 @@ impl Worker {
         match start.purpose {
             Purpose::Program => {}
             Purpose::Spare => drop(command.arg("--spare")),
-            Purpose::Shared(tenant) => drop(command.arg("--shared").arg(tenant)),
+            Purpose::Shared { tenant, keep } => {
+                command.arg("--shared").arg(tenant).arg("--keep").arg(keep.as_secs().to_string());
+            }
         }
         let mut child = command
             .env(SOCKET_VARIABLE, &start.data)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,8 +25,9 @@ use crate::link::Link;
 use crate::printed::ProgramOutput;
 use crate::start::listen;
 
-/// So long it stays without clients, and if no daemon is there either.
-const IDLE: Duration = Duration::from_secs(60);
+/// So long it waits for its first client.
+const FIRST: Duration = Duration::from_secs(60);
+/// So long it stays without clients at most if no daemon is there either.
 const ALONE: Duration = Duration::from_secs(10);
 /// How long a client's work may go on after its end before the contexts are given to nobody else.
 const END_LIMIT: Duration = Duration::from_secs(2);
@@ -54,40 +55,46 @@ struct Host {
     common: Arc<Common>,
     tenant: String,
     gpu: String,
+    /// So long it stays without clients.
+    keep: Duration,
     clients: Mutex<Clients>,
     /// Raised when a client is no more.
     changed: Condvar,
     /// How many connections there are.
     daemons: AtomicUsize,
-    over: AtomicBool,
 }
 
 struct Clients {
     served: BTreeMap<Slice, Arc<Link>>,
     /// Since when there are none.
     idle_since: Instant,
+    /// Some have come.
+    were_there: bool,
+    /// No more are taken: the process is about to end.
+    over: bool,
 }
 
 /// Serves clients until there have been none for a while, or the daemon says so.
 pub fn serve(
     listener: UnixListener,
-    tenant: String,
-    gpu: String,
+    (tenant, gpu): (String, String),
+    keep: Duration,
     open: impl FnOnce() -> Result<OpenedDriver, OpenError>,
 ) -> Ended {
     let common = match open().and_then(Common::new) {
         Ok(common) => common,
         Err(error) => return Ended::Failed(error.to_string()),
     };
-    let clients = Clients { served: BTreeMap::new(), idle_since: Instant::now() };
+    let clients =
+        Clients { served: BTreeMap::new(), idle_since: Instant::now(), were_there: false, over: false };
     let host = Arc::new(Host {
         common,
         tenant,
         gpu,
+        keep,
         clients: Mutex::new(clients),
         changed: Condvar::new(),
         daemons: AtomicUsize::new(0),
-        over: AtomicBool::new(false),
     });
     while !host.is_over() {
         if !control::is_waiting(&listener, LOOK) {
@@ -110,12 +117,15 @@ pub fn serve(
 }
 
 impl Host {
+    /// Whether it is to end. Whoever comes after that is not taken any more.
     fn is_over(&self) -> bool {
-        let clients = self.clients();
-        let limit = if self.daemons.load(Ordering::Relaxed) > 0 { IDLE } else { ALONE };
+        let mut clients = self.clients();
+        let limit = if clients.were_there { self.keep } else { FIRST };
+        let limit = if self.daemons.load(Ordering::Relaxed) > 0 { limit } else { limit.min(ALONE) };
         // Nobody else is given contexts that have failed.
         let is_needless = self.common.health.is_closed() || clients.idle_since.elapsed() > limit;
-        self.over.load(Ordering::Relaxed) || clients.served.is_empty() && is_needless
+        clients.over |= clients.served.is_empty() && is_needless;
+        clients.over
     }
 
     fn obey_all(self: &Arc<Host>, stream: &UnixStream) {
@@ -132,7 +142,7 @@ impl Host {
                 }
                 Request::GetSharing(_) => Ok(answer::<ask::GetSharing>(self.sharing())),
                 Request::Shutdown(_) => {
-                    self.over.store(true, Ordering::Relaxed);
+                    self.clients().over = true;
                     Ok(answer::<ask::Shutdown>(()))
                 }
                 _ => Err(AdmitError::OfAClient),
@@ -177,11 +187,12 @@ impl Host {
             let waited = self.changed.wait_timeout(clients, left);
             clients = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        if self.common.health.is_closed() {
+        if clients.over || self.common.health.is_closed() {
             return None;
         }
         let link = Link::new();
         clients.served.insert(slice, link.clone());
+        clients.were_there = true;
         Some(link)
     }
 
