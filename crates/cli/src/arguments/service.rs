@@ -35,8 +35,8 @@ pub struct ServiceArguments {
     tenant: Option<String>,
     /// Have instances share GPU contexts with the other programs that share by this name; those of a tenant's service with
     /// instances of the tenant's services alone. The image's program must have been started
-    /// with `run --share`, and instances do not sleep.
-    #[arg(long, value_name = "TENANT")]
+    /// with `run --share`, and instances do not sleep. none: with nobody any more.
+    #[arg(long, value_name = "TENANT|none")]
     share: Option<String>,
     #[command(flatten)]
     portion: PortionArguments,

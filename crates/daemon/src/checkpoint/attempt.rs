@@ -68,6 +68,8 @@ pub(super) struct Subject<'a> {
     pub(super) limits: Limits,
     pub(super) mounts: Mounts,
     pub(super) slice: Option<Slice>,
+    /// Whose programs it shares contexts with.
+    pub(super) tenant: Option<String>,
     pub(super) cpu: Cpu<'a>,
 }
 

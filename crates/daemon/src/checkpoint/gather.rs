@@ -187,7 +187,7 @@ impl Attempt<'_> {
         quiesced: &QuiescedGpu<'_>,
         inventory: PartialInventory,
     ) -> Result<()> {
-        let Subject { name, command, gpu, mode, cpu, network, ports, limits, mounts, slice, .. } =
+        let Subject { name, command, gpu, mode, cpu, network, ports, limits, mounts, slice, tenant, .. } =
             &self.subject;
         let inventory = frozen.inventory(inventory)?;
         members::all_live(&self.gpu_users(quiesced)?)?;
@@ -221,6 +221,7 @@ impl Attempt<'_> {
             mounts: mounts.clone(),
             slice: *slice,
             slices,
+            tenant: tenant.clone(),
             warnings,
         };
         metadata.write(&mut manifest)

@@ -54,6 +54,9 @@ pub struct ImageMetadata {
     /// Those of each process that used a GPU, in the order of `clients`, where several did.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slices: Vec<Option<Slice>>,
+    /// Whose programs it shared contexts with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,

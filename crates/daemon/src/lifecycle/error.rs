@@ -9,7 +9,7 @@ pub enum LifecycleError {
     Copy { name: String, reason: String },
 
     #[error(
-        "{tenant:?} is no tenant's name: expected 1 to {most} letters, digits, dots, dashes or underscores, the first a letter or digit; choose such a one"
+        "{tenant:?} is no tenant's name: expected 1 to {most} letters, digits, dots, dashes or underscores, the first a letter or digit, and not `none`; choose such a one"
     )]
     BadTenant { tenant: String, most: usize },
 

@@ -7,14 +7,17 @@ use crate::error::Result;
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::LifecycleError;
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::record::APP;
 
 /// The longest name of a tenant.
 const LONGEST: usize = 64;
+/// In place of a name: with nobody.
+pub const NOBODY: &str = "none";
 
 /// Whether the program of an image can share contexts: it can if each process that used a GPU has had a slice from the
 /// beginning of its life.
 pub fn check(tenant: &str, image: &str, slices: &[Option<Slice>]) -> Result<()> {
-    check_name(tenant)?;
+    check_sharers(tenant)?;
     match !slices.is_empty() && slices.iter().all(Option::is_some) {
         true => Ok(()),
         false => Err(LifecycleError::CannotShare { image: image.to_string() }.into()),
@@ -22,36 +25,55 @@ pub fn check(tenant: &str, image: &str, slices: &[Option<Slice>]) -> Result<()> 
 }
 
 /// The slices that images have.
-pub fn of_images(daemon: &Daemon, tenant: &str) -> Result<Vec<Slice>> {
-    check_name(tenant)?;
-    let mut slices = Vec::new();
+#[derive(Default)]
+pub struct ImageSlices {
+    /// Those of images of the same tenant's programs.
+    theirs: Vec<Slice>,
+    others: Vec<Slice>,
+}
+
+pub fn of_images(daemon: &Daemon, tenant: &str) -> Result<ImageSlices> {
+    check_sharers(tenant)?;
+    let mut slices = ImageSlices::default();
     for image in daemon.store.images()? {
         let metadata =
             daemon.store.image(&image.name).ok().and_then(|image| ImageMetadata::read(&image).ok());
-        slices.extend(metadata.iter().flat_map(ImageMetadata::all_slices).flatten());
+        let Some(metadata) = metadata else { continue };
+        let is_theirs = metadata.tenant.as_deref() == Some(tenant);
+        let used = if is_theirs { &mut slices.theirs } else { &mut slices.others };
+        used.extend(metadata.all_slices().into_iter().flatten());
     }
     Ok(slices)
 }
 
-/// For a new program: of the slices that the fewest live programs of its tenant have, so that these find room in one
-/// process, the one that the fewest others have, live ones and images.
-pub fn choose<'a>(tenant: &str, of_images: Vec<Slice>, live: impl Iterator<Item = &'a Sandbox>) -> Slice {
-    let (mut theirs, mut others) = (Vec::new(), of_images);
+/// For a new program: of the slices that the fewest live programs of its tenant have, and of these the fewest of its images,
+/// so that all find room in one process, the one that the fewest others have, live ones and images.
+pub fn choose<'a>(tenant: &str, of_images: ImageSlices, live: impl Iterator<Item = &'a Sandbox>) -> Slice {
+    let (mut theirs, mut others) = (Vec::new(), of_images.others);
     for record in live.map(Sandbox::record) {
         let used = if record.tenant.as_deref() == Some(tenant) { &mut theirs } else { &mut others };
         let of_workers: Vec<Slice> = record.workers.iter().filter_map(|worker| worker.slice).collect();
         used.extend(record.slice.filter(|slice| !of_workers.contains(slice)));
         used.extend(of_workers);
     }
-    let count = |used: &[Slice], slice: &Slice| used.iter().filter(|other| *other == slice).count();
-    let users = |slice: &Slice| (count(&theirs, slice), count(&others, slice));
+    least_used([&theirs, &of_images.theirs, &others])
+}
+
+/// The slice that the first of these have least; where that is the same, the next.
+fn least_used(used: [&[Slice]; 3]) -> Slice {
+    let users = |slice: &Slice| used.map(|used| used.iter().filter(|other| *other == slice).count());
     Slice::all().min_by_key(users).unwrap_or(Slice::FIRST)
+}
+
+/// Whether programs can share by this name: a tenant's, or that of an app's functions.
+fn check_sharers(name: &str) -> Result<()> {
+    check_name(name.strip_prefix(APP).unwrap_or(name))
 }
 
 pub fn check_name(tenant: &str) -> Result<()> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let begins_well = tenant.starts_with(|first: char| first.is_ascii_alphanumeric());
-    match begins_well && tenant.len() <= LONGEST && tenant.bytes().all(plain) {
+    match begins_well && tenant.len() <= LONGEST && tenant.bytes().all(plain) && tenant != NOBODY {
         true => Ok(()),
         false => Err(LifecycleError::BadTenant { tenant: tenant.to_string(), most: LONGEST }.into()),
     }
@@ -65,11 +87,31 @@ mod tests {
     fn a_tenant_has_a_plain_name_and_an_image_its_own_slice() {
         let slice = &[Some(Slice::FIRST)];
         check("team-1", "i", slice).unwrap();
+        check("app:team-1", "i", slice).unwrap();
         for without in [&[None][..], &[slice[0], None], &[]] {
             assert!(check("team-1", "i", without).unwrap_err().to_string().contains("--share"));
         }
-        for tenant in ["", "a b", "../x", "-a", &"x".repeat(65)] {
+        for tenant in ["", "none", "a b", "../x", "-a", "app:", "app:-a", "app:app:a", "a:b", &"x".repeat(65)]
+        {
             assert!(check(tenant, "i", slice).is_err(), "{tenant:?}");
         }
+        assert!(check_name("app:a").is_err());
+    }
+
+    #[test]
+    fn a_new_program_has_addresses_that_its_tenant_s_images_lack() {
+        let slices =
+            |numbers: &[u32]| -> Vec<Slice> { numbers.iter().filter_map(|one| Slice::new(*one)).collect() };
+        let all: Vec<Slice> = Slice::all().collect();
+        let last = [all.last().copied().unwrap()];
+        let but_last = &all[..all.len() - 1];
+        let least =
+            |live: &[Slice], images: &[Slice], others: &[Slice]| least_used([live, images, others]).number();
+        assert_eq!(least(&[], &[], &[]), 0);
+        assert_eq!(least(&slices(&[0]), &slices(&[1]), &slices(&[2])), 3);
+        // What the tenant's images have counts before what others have.
+        assert_eq!(least(&[], but_last, &last), last[0].number());
+        // Who lives counts before what is kept.
+        assert_eq!(least(but_last, &last, &[]), last[0].number());
     }
 }

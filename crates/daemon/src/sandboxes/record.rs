@@ -347,14 +347,21 @@ fn load(path: &Path) -> std::result::Result<Record, RecordError> {
     named.then_some(record).ok_or(RecordError::Misnamed { kind: "sandbox" })
 }
 
+/// What the names begin with by which the functions of an app share contexts. No other name has a colon.
+pub const APP: &str = "app:";
+
 /// Whose a program is, if others are too: of a service's tenant, of those that share contexts by one name, or of the service.
 pub fn owner(tenant: Option<&str>, sharers: Option<&str>, service: Option<&str>) -> Option<String> {
     let app = |service: &str| match service.rsplit_once('-') {
-        Some((app, _)) => format!("app:{app}"),
-        None => format!("app:{service}"),
+        Some((app, _)) => format!("{APP}{app}"),
+        None => format!("{APP}{service}"),
+    };
+    let named = |name: &str| match name.starts_with(APP) {
+        true => name.to_string(),
+        false => format!("share:{name}"),
     };
     let tenant = tenant.map(|tenant| format!("tenant:{tenant}"));
-    tenant.or_else(|| sharers.map(|name| format!("share:{name}"))).or_else(|| service.map(app))
+    tenant.or_else(|| sharers.map(named)).or_else(|| service.map(app))
 }
 
 #[cfg(test)]
@@ -385,10 +392,32 @@ mod tests {
             of(Some("t"), None, None),
             of(None, Some("t-e"), None),
             of(None, None, None),
+            of(Some("app:t"), Some("t-f"), None),
+            of(Some("app:t"), Some("t-g"), Some("t")),
         ];
-        let owners = ["tenant:t", "tenant:t", "tenant:u", "share:t", "share:t", "app:t", "sandbox:0a"];
+        let owners = [
+            "tenant:t",
+            "tenant:t",
+            "tenant:u",
+            "share:t",
+            "share:t",
+            "app:t",
+            "sandbox:0a",
+            "app:t",
+            "tenant:t",
+        ];
         assert_eq!(all.each_ref().map(|(owner, _)| owner.as_str()), owners);
-        let shares = [None, Some("t/t"), Some("u/t"), Some("t"), Some("t"), None, None];
+        let shares = [
+            None,
+            Some("t/t"),
+            Some("u/t"),
+            Some("t"),
+            Some("t"),
+            None,
+            None,
+            Some("app:t"),
+            Some("t/app:t"),
+        ];
         assert_eq!(all.each_ref().map(|(_, share)| share.as_deref()), shares);
     }
 

@@ -281,9 +281,15 @@ fn source(
         image: name.to_string(),
         reason: "say by `--to PORT` on which port its program listens".to_string(),
     })?;
-    let tenant = request.share.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
+    let tenant = match request.share.as_deref() {
+        Some(slices::NOBODY) => None,
+        Some(tenant) => Some(tenant.to_string()),
+        None => kept.and_then(|record| record.source.tenant.clone()),
+    };
     tenant.as_deref().map(|tenant| slices::check(tenant, name, &metadata.all_slices())).transpose()?;
-    let kept_limits = kept.map_or_else(Limits::default, |record| record.source.limits);
+    // What was said of contexts that it shared is over with that.
+    let kept_limits =
+        kept.filter(|_| tenant.is_some()).map(|record| record.source.limits).unwrap_or_default();
     let wished = Limits {
         link_weight: request.link_weight,
         sm_share: request.sm_share,

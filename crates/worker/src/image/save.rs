@@ -147,7 +147,7 @@ pub(super) fn check_globals(client: &Client) -> Result<()> {
     let why = why.map_or(String::new(), |why| format!(" ({why})"));
     Err(Error::Refused(format!(
         "it shares its context, and code of it had to be loaded whole{why}, whose global {name} lies where the context's \
-         other programs let it; run it without `--share` to take images of it"
+         other programs let it; run it without `--share`, or declare the function with `share=False`, to take images of it"
     )))
 }
 
