@@ -6,7 +6,7 @@
 
     pixels ─▶ read ═▶ recognise ═▶ enhance ─▶ person, pixels          ═ the picture stays on the GPU
 
-The functions have a GPU context in common (`share`). The last command does all of it in one process, without any of them.
+The functions have a GPU context in common, as those of an app do. The last command does all of it in one process, without any of them.
 The workflow is one of StreamBox's (USENIX ATC 2024, section 9): face recognition followed by image enhancement.
 """
 
@@ -18,10 +18,9 @@ import numpy as np
 import rekindle
 
 app = rekindle.App("image")
-OPTIONS = models.OPTIONS | {"share": "image"}
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class Pictures:
     @rekindle.enter()
     def load(self):
@@ -35,7 +34,7 @@ class Pictures:
 
 
 # Two of them fit in the context, each of an image with addresses of its own.
-@app.cls(**OPTIONS, variants=2)
+@app.cls(**models.OPTIONS, variants=2)
 class Faces:
     @rekindle.enter()
     def load(self):
@@ -47,7 +46,7 @@ class Faces:
         return {"picture": picture, "person": self.recogniser.one(picture)}
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class Enhancer:
     @rekindle.enter()
     def load(self):

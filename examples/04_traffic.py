@@ -20,10 +20,9 @@ import numpy as np
 import rekindle
 
 app = rekindle.App("traffic")
-OPTIONS = models.OPTIONS | {"share": "traffic"}
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class Detector:
     @rekindle.enter()
     def load(self):
@@ -37,7 +36,7 @@ class Detector:
         return {"vehicles": vehicles, "people": people}
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class Vehicles:
     @rekindle.enter()
     def load(self):
@@ -49,7 +48,7 @@ class Vehicles:
         return self.classifier(detected["vehicles"])
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class People:
     @rekindle.enter()
     def load(self):
@@ -61,7 +60,7 @@ class People:
         return self.recogniser(detected["people"])
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class Plates:
     @rekindle.enter()
     def load(self):
@@ -73,7 +72,7 @@ class Plates:
         return self.plates(detected["vehicles"])
 
 
-@app.function(**OPTIONS)
+@app.function(**models.OPTIONS)
 def report(kinds: list[int], people: list[int], plates: list[str]) -> dict:
     return {"vehicles": [{"kind": kind, "plate": plate} for kind, plate in zip(kinds, plates, strict=True)], "people": people}
 

@@ -19,11 +19,10 @@ import numpy as np
 import rekindle
 
 app = rekindle.App("social")
-OPTIONS = models.OPTIONS | {"share": "social"}
 TEXTS = ["guten Morgen aus den Bergen", "le train est en retard", "hoy ganamos el partido", "ny bok om maskiner"]
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class Pictures:
     @rekindle.enter()
     def load(self):
@@ -36,7 +35,7 @@ class Pictures:
         return self.encoder(post["pictures"])
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class Translator:
     @rekindle.enter()
     def load(self):
@@ -49,7 +48,7 @@ class Translator:
         return self.translator(post["text"])
 
 
-@app.cls(**OPTIONS)
+@app.cls(**models.OPTIONS)
 class Topics:
     @rekindle.enter()
     def load(self):

@@ -7,7 +7,7 @@ import rekindle
 from rekindle import driver
 
 app = rekindle.App("bench-data")
-OPTIONS = {"gpu": os.environ["BENCH_GPU"], "max_containers": 1, "share": os.environ.get("BENCH_SHARE") or None}
+OPTIONS = {"gpu": os.environ["BENCH_GPU"], "max_containers": 1, "share": os.environ.get("BENCH_SHARE") or False}
 
 
 def data():

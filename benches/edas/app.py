@@ -24,7 +24,7 @@ app = rekindle.App(f"edas-{NAME}")
 @app.cls(
     gpu=GPU,
     data=DATA,
-    share=os.environ["EDAS_SHARE"] or None,
+    share=os.environ["EDAS_SHARE"] or False,
     concurrency=1,
     max_containers=ROW["most"],
     scaledown_window=float(os.environ["EDAS_IDLE"]),

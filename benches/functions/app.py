@@ -5,7 +5,7 @@ import rekindle
 app = rekindle.App("bench")
 
 
-@app.cls(concurrency=4, max_containers=1)
+@app.cls(share=False, concurrency=4, max_containers=1)
 class Empty:
     @rekindle.method()
     def same(self, value):

@@ -8,7 +8,7 @@ import rekindle
 from rekindle import driver
 
 app = rekindle.App("bench-handon")
-OPTIONS = {"gpu": os.environ["BENCH_GPU"], "max_containers": 1, "scaledown_window": 600}
+OPTIONS = {"gpu": os.environ["BENCH_GPU"], "max_containers": 1, "share": False, "scaledown_window": 600}
 
 
 def on_gpu(array):

@@ -6,7 +6,7 @@ import time
 import rekindle
 
 app = rekindle.App("python")
-OPTIONS = {"gpu": os.environ["BENCH_GPU"], "scaledown_window": 600}
+OPTIONS = {"gpu": os.environ["BENCH_GPU"], "share": False, "scaledown_window": 600}
 
 
 @app.function(**OPTIONS)

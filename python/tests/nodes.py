@@ -48,7 +48,7 @@ class Node:
     def __init__(self, rekindle):
         self.rekindle, self.deployer = rekindle, Deployer(rekindle)
 
-    def deploy(self, url, count=COUNT, share=None):
+    def deploy(self, url, count=COUNT, share=False):
         source = SUM.format(apps=str(APPS), url=url, count=count, share=share)
         self.deployer.app("sums", source)
         return package.Cls.from_name("sums", "Sum")()

@@ -63,16 +63,66 @@ def test_parts_of_a_shared_context_are_passed_on_and_checked():
     options = declared.serve_options()
     for option, value in (("--share", "us"), ("--link-weight", "30"), ("--sm-share", "25"), ("--share-memory", "lazy")):
         assert options[options.index(option) + 1] == value
-    assert not {"--link-weight", "--sm-share", "--share-memory"} & set(Limits.declared({"share": "us"}, "f").serve_options())
-    for wrong, words in (
+    # What an earlier deployment said is over.
+    assert words(Limits.declared({"share": "us"}, "f").serve_options(), "--link-weight", "--sm-share", "--share-memory") == ("10", "none", "eager")
+    assert words(Limits.declared({}, "f").serve_options(), "--share", "--link-weight") == ("none", None)
+    for wrong, sentence in (
         ({"share": "us", "link_weight": 101}, "link_weight is 101; give a whole number from 1 to 100"),
         ({"share": "us", "sm_share": 0.5}, "sm_share is 0.5; give"),
         ({"sm_share": 25}, "sm_share is for instances that share GPU contexts"),
         ({"share": "us", "share_memory": "late"}, "share_memory is 'late'; give 'eager' or 'lazy'"),
         ({"share_memory": "lazy"}, "share_memory is for instances that share GPU contexts"),
+        ({"link_weight": 1}, r"link_weight is for instances that share GPU contexts; give a name \(share\) too"),
     ):
-        with pytest.raises(rekindle.DeclarationError, match=words):
+        with pytest.raises(rekindle.DeclarationError, match=sentence):
             Limits.declared(wrong, "f")
+
+
+def words(options, *names):
+    """What is said of each; None if nothing is."""
+    return tuple(options[options.index(name) + 1] if name in options else None for name in names)
+
+
+def test_functions_of_an_app_share_contexts_unless_something_else_is_said():
+    app = rekindle.App("sharing")
+
+    def limits(name, **options):
+        return app.declare(name, lambda: None, options).limits
+
+    shared = limits("shared")
+    assert words(shared.run_options(), "--share") == words(shared.serve_options(), "--share") == ("app:sharing",)
+    for number, (options, share, window) in enumerate(
+        (
+            ({}, "app:sharing", 0),
+            ({"share": None, "sleep_window": 0, "base": ""}, "app:sharing", 0),
+            ({"variants": 2, "link_weight": 5, "sm_share": 10, "share_memory": "lazy", "gpu": "nvidia:0,1"}, "app:sharing", 0),
+            ({"share": "us"}, "us", 300),
+            ({"share": "app:other", "sleep_window": 5}, "app:other", 5),
+            ({"share": False}, None, 300),
+            ({"sleep_window": 600}, None, 600),
+            ({"base": "torch"}, None, 300),
+        )
+    ):
+        found = limits(f"f{number}", **options)
+        assert (found.share, found.sleep_window) == (share, window), options
+        assert ("--share" in found.run_options()) == (share is not None)
+    for number, (options, sentence) in enumerate(
+        (
+            ({"share": True}, "share is True; give a name, or False for a context of its own"),
+            ({"share": ""}, "share is ''; give a name"),
+            ({"share": "none"}, "share is 'none'; give a name"),
+            ({"share": "us", "base": "torch"}, "base is 'torch', and programs of framework images share no GPU contexts; leave out base or share"),
+            ({"share": False, "sm_share": 10}, "sm_share is for instances that share GPU contexts; leave out share=False"),
+            (
+                {"sleep_window": 9, "variants": 2},
+                "variants is for instances that share GPU contexts; leave out sleep_window, which gives it one of its own",
+            ),
+            ({"base": "torch", "link_weight": 2}, "link_weight is for instances .*; leave out base, which"),
+            ({"sleep_window": "9"}, "sleep_window is '9'; give a number of seconds"),
+        )
+    ):
+        with pytest.raises(rekindle.DeclarationError, match=f"^wrong{number}: {sentence}"):
+            limits(f"wrong{number}", **options)
 
 
 def test_outside_of_a_sandbox_data_is_refused_in_a_sentence(monkeypatch):

@@ -97,7 +97,7 @@ def filled(value, count=COUNT):
 
 
 class Counters(Node):
-    def deploy(self, url, *, count=COUNT, create=False, share=None, names=("One",), gpu="emulated"):
+    def deploy(self, url, *, count=COUNT, create=False, share=False, names=("One",), gpu="emulated"):
         classes = "".join(CLASS.format(name=name, url=url, count=count, create=create, share=share, gpu=gpu) for name in names)
         self.deployer.app("counters", APP + classes)
         return [package.Cls.from_name("counters", name)() for name in names]
@@ -118,7 +118,7 @@ def read(place):
     return numpy.frombuffer(place.read_bytes(), "int32")
 
 
-@pytest.mark.parametrize("share", [None, "tenant"])
+@pytest.mark.parametrize("share", [False, "tenant"])
 def test_a_file_has_what_was_there_when_it_was_dumped(share):
     with counters() as node:
         place, url = node.put(filled(1))
@@ -131,7 +131,7 @@ def test_a_file_has_what_was_there_when_it_was_dumped(share):
         one.streams.remote(3)
         assert numpy.array_equal(read(place), filled(117))
         # What instances have is their own, through sleep and images too.
-        node.rekindle("sleep", "counters-One-1", "--level", "disk") if share is None else None
+        node.rekindle("sleep", "counters-One-1", "--level", "disk") if share is False else None
         one.step.remote(1)
         assert numpy.array_equal(read(place), filled(121))
         assert not [one.name for one in place.parent.iterdir() if one.name.endswith(".rekindle-dump")]

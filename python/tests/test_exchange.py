@@ -99,7 +99,7 @@ TOTAL = int(2 * GIVEN.sum(dtype="int64"))
 class Pair(Node):
     """An app whose one class gives what the other takes."""
 
-    def deploy(self, name="hand", *, share=None, classes=("Giver", "Taker"), gpus=("emulated",) * 3):
+    def deploy(self, name="hand", *, share=False, classes=("Giver", "Taker"), gpus=("emulated",) * 3):
         self.deployer.app(name, APP + "".join(CLASS.format(name=one, share=share, gpu=gpu) for one, gpu in zip(classes, gpus)))
         return self.find(name)
 
@@ -254,9 +254,10 @@ def test_apps_of_one_tenant_have_each_others_arrays_in_one_context():
         assert numpy.array_equal(taker.held.remote()[0], GIVEN)
 
 
-def test_who_has_just_handed_on_outlives_the_context_at_rest():
+@pytest.mark.parametrize("share", [None, "us"])
+def test_who_has_just_handed_on_outlives_the_context_at_rest(share):
     with pair_with() as pair:
-        giver, taker = pair.deploy(share="us", classes=("Giver", "Taker", "Faulty"))
+        giver, taker = pair.deploy(share=share, classes=("Giver", "Taker", "Faulty"))
         faulty = package.Cls.from_name("hand", "Faulty")()
         held, other = giver.give.remote(COUNT), giver.give.remote(COUNT)
         assert taker.total.remote(other) == TOTAL
@@ -352,7 +353,7 @@ def test_a_gpu_that_fails_is_told_of_and_nothing_is_kept():
 TWO = "emulated:0", "emulated:1"
 
 
-@pytest.mark.parametrize("share", [None, "us"])
+@pytest.mark.parametrize("share", [False, None, "us"])
 def test_an_array_of_another_gpu_is_copied_and_its_own_stays_as_it_was(share):
     owner = "share:us" if share else "app:hand"
     with pair_with() as pair:

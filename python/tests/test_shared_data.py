@@ -58,7 +58,7 @@ ROOM = (COUNT * 4 + (2 << 20) - 1) >> 21 << 21
 
 
 class Instances(Node):
-    def deploy(self, url, *, app="sums", early=False, share=None, retries=0, names=("One", "Two")):
+    def deploy(self, url, *, app="sums", early=False, share=False, retries=0, names=("One", "Two")):
         classes = "".join(CLASS.format(name=name, url=url, count=COUNT, share=share, retries=retries) for name in names)
         self.deployer.app(app, APP.format(apps=str(APPS), early=early) + classes)
         return [package.Cls.from_name(app, name)() for name in names]
@@ -90,7 +90,7 @@ def node():
         yield one
 
 
-@pytest.mark.parametrize("share", [None, "tenant"])
+@pytest.mark.parametrize("share", [False, None, "tenant"])
 def test_the_second_instance_maps_what_the_first_has_loaded(node, share):
     array = numbers(1)
     _, url = node.file(array)
@@ -193,7 +193,7 @@ def test_who_moves_to_another_gpu_has_it_there_with_those_that_are_there(node, w
     assert node.shared("sums-One-1", "sums-Two-1") == (ROOM, 0)
 
 
-@pytest.mark.parametrize("share", [None, "tenant"])
+@pytest.mark.parametrize("share", [False, "tenant"])
 def test_who_writes_to_it_faults_and_the_others_have_it_as_it_was(node, share):
     array = numbers(8)
     _, url = node.file(array)

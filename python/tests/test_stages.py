@@ -7,6 +7,7 @@ import threading
 import pytest
 import rekindle as package
 from conftest import APPS
+from harness import CommandError
 from rekindle.connections import readable
 
 HOLD = """
@@ -281,21 +282,98 @@ class Model:
     assert rekindle.sandbox("leaving-Model-1")["exit_code"] == 1
 
 
+COUNTER = (APPS / "calls.py").read_text()
+
+
+def counters(deploy, app, *options):
+    """An app of counters, one with each of these options."""
+    head, _, body = COUNTER.partition('@app.cls(gpu="emulated", share=False, concurrency=8, max_containers=1)\nclass Counter:')
+    head, body = head.partition("@app.function")[0], body.partition("\n\n\nif __name__")[0]
+    classes = [
+        f'@app.cls(gpu="emulated", concurrency=8, max_containers=1{some})\nclass Counter{number}:{body}' for number, some in enumerate(options)
+    ]
+    file = deploy.directory / f"{app}.py"
+    file.write_text("\n\n\n".join([head.replace('rekindle.App("calls")', f"rekindle.App({app!r})"), *classes]))
+    deploy(file)
+    return [remote_cls(app, f"Counter{number}") for number in range(len(options))]
+
+
+def contexts(rekindle):
+    """The process that has the GPU context of each instance, by the instance's name, and by which name it shares that."""
+    rows = [row for row in rekindle.sandboxes() if row["pid"] and "-Counter" in row["name"]]
+    return {row["name"]: (*row["workers"], row["tenant"]) for row in rows}
+
+
 def test_functions_of_a_tenant_share_a_gpu_context(rekindle, deploy):
-    source = (APPS / "calls.py").read_text().replace('"emulated", concurrency=8', '"emulated", share="us", concurrency=8')
-    for name in ("red", "blue"):
-        file = deploy.directory / f"{name}.py"
-        file.write_text(source.replace('rekindle.App("calls")', f"rekindle.App({name!r})"))
-        deploy(file)
-    for name in ("red", "blue", "red"):
-        assert remote_cls(name, "Counter").count.remote() > 10
-    rows = [row for row in rekindle.sandboxes() if row["pid"] and "-Counter-" in row["name"]]
-    assert [row["tenant"] for row in rows] == ["us", "us"] and len({worker for row in rows for worker in row["workers"]}) == 1
+    (red,), (blue,) = (counters(deploy, name, ", share='us'") for name in ("red", "blue"))
+    for counter in (red, blue, red):
+        assert counter.count.remote() > 10
+    found = contexts(rekindle).values()
+    assert len(found) == 2 and len(set(found)) == 1 and {name for _, name in found} == {"us"}
+
+
+def test_functions_of_an_app_share_a_gpu_context_with_nobody_else(rekindle, deploy):
+    red = counters(deploy, "red", "", ", link_weight=20, sm_share=25", ", share=False", ", sleep_window=600")
+    (blue,) = counters(deploy, "blue", "")
+    for counter in (*red, blue, *red):
+        assert counter.count.remote() > 10
+    found = contexts(rekindle)
+    shared, other = found["red-Counter0-1"], found["blue-Counter0-1"]
+    assert found["red-Counter1-1"] == shared and shared[1] == "app:red"
+    assert other[1] == "app:blue" and other[0] != shared[0]
+    own = [found[f"red-Counter{number}-1"] for number in (2, 3)]
+    assert [name for _, name in own] == [None, None] and len({worker for worker, _ in (shared, other, *own)}) == 4
+    # Those with a context of their own sleep, and go on with what they had.
+    before = red[2].count.remote()
+    rekindle("sleep", "red-Counter2-1")
+    assert red[2].count.remote() == before + 1
+    with pytest.raises(CommandError, match="cannot be put to sleep"):
+        rekindle("sleep", "red-Counter0-1")
+
+
+def test_a_fault_of_one_function_leaves_the_others_of_its_app_served(rekindle, deploy):
+    one, faulty = counters(deploy, "red", "", "")
+    before = one.count.remote()
+    assert faulty.count.remote() > 10
+    held = contexts(rekindle)
+    assert held["red-Counter0-1"] == held["red-Counter1-1"]
+    with pytest.raises(RuntimeError, match="700"):
+        faulty.fault.remote()
+    # It goes on with its number, as the same instance, in another context.
+    assert [one.count.remote() for _ in range(3)] == [before + 1, before + 2, before + 3]
+    after = contexts(rekindle)
+    assert after["red-Counter0-1"] != held["red-Counter0-1"]
+    # Another instance has the place of the one that failed.
+    rekindle.wait(lambda: "red-Counter1-1" not in contexts(rekindle), "the end of the instance that failed")
+    assert faulty.count.remote() > 10 and one.count.remote() == before + 4
+
+
+def test_a_function_that_shares_ends_when_it_is_idle(rekindle, deploy):
+    (counter,) = counters(deploy, "red", ", scaledown_window=0.2")
+    assert counter.count.remote() > 10
+    deploy.come_to("red-Counter0")
+    assert counter.count.remote() > 10
+
+
+def test_a_function_is_deployed_with_a_context_of_its_own_and_with_a_shared_one_again(rekindle, deploy):
+    for options, name, portion in (
+        (", share=False", None, (None, None)),
+        (", link_weight=30, sm_share=25", "app:red", (30, 25)),
+        ("", "app:red", (10, None)),
+        (", share=False", None, (None, None)),
+    ):
+        (counter,) = counters(deploy, "red", options)
+        assert counter.count.remote() > 10
+        newest = lambda: [row for row in rekindle.sandboxes() if row["pid"] and row["image"] == deploy.service("red-Counter0")["source"]["image"]]
+        (row,) = newest()
+        assert row["tenant"] == name
+        (stats,) = rekindle.json("stats", "--no-stream", row["name"])["sandboxes"]
+        assert (stats["link_weight"], stats["sm_share"]) == portion
 
 
 def test_instances_of_variants_fit_in_one_gpu_context(rekindle, deploy):
-    options = 'share="us", variants=2, concurrency=1, max_containers=3'
-    source = (APPS / "calls.py").read_text().replace("concurrency=8, max_containers=1", options)
+    options = "variants=2, concurrency=1, max_containers=3"
+    source = COUNTER.replace("share=False, concurrency=8, max_containers=1", options)
     # Three at once are three instances.
     source = source.replace("class Counter:", "class Counter:" + indented(HOLD))
     file = deploy.directory / "many.py"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rekindle import sharing
 from rekindle.address import Service
 from rekindle.data import Data
 from rekindle.errors import DeclarationError
@@ -25,7 +26,7 @@ class Declaration:
 
     @classmethod
     def of(cls, app: str, name: str, user: Any, options: dict[str, Any], data: Mapping[str, Data]) -> Declaration:
-        declaration = cls(Service(app, name), user, Limits.declared(options, name), dict(data))
+        declaration = cls(Service(app, name), user, Limits.declared(options, name, sharing.of_app(app)), dict(data))
         declaration.give_data()
         batched = [mark.batched.max_batch_size for _, mark in declaration.marks() if mark.batched]
         if batched and "concurrency" not in options:

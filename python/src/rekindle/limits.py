@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rekindle import sharing
 from rekindle.errors import DeclarationError
 from rekindle.retries import NONE, Retries
 
 # When what an instance allocates in a shared context gets memory.
 SHARE_MEMORY = ("eager", "lazy")
+# By which weight it has bytes over the link, unless something else is said.
+LINK_WEIGHT = 10
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Limits:
 
     # As `rekindle run --gpu`; none: the first NVIDIA GPU if there is one, else the emulated one.
     gpu: str | None = None
-    # The tenant whose programs it shares GPU contexts with.
+    # The name by which it shares GPU contexts; none: it has one of its own.
     share: str | None = None
     # What it has of those: by which weight bytes over the link, and how much of the multiprocessors in percent; none: no share.
     link_weight: int | None = None
@@ -48,8 +51,8 @@ class Limits:
     port: str = "127.0.0.1:0"
 
     @classmethod
-    def declared(cls, options: dict[str, Any], name: str) -> Limits:
-        """The options of a decorator, checked."""
+    def declared(cls, options: dict[str, Any], name: str, sharers: str | None = None) -> Limits:
+        """The options of a decorator, checked. `sharers`: by which name it shares GPU contexts if nothing is said of that."""
         known = cls.__dataclass_fields__
         for option in options:
             if option not in known:
@@ -59,7 +62,7 @@ class Limits:
             options = options | {"retries": Retries(retries)}
         elif not isinstance(retries, Retries):
             raise DeclarationError(f"{name}: retries is {retries!r}; give a number or rekindle.Retries")
-        limits = cls(**options)
+        limits = cls(**sharing.settled(options, name, sharers))
         limits.check(name)
         return limits
 
@@ -75,7 +78,7 @@ class Limits:
         for option in ("timeout", "queue_timeout", "startup_timeout"):
             if getattr(self, option) <= 0:
                 raise DeclarationError(f"{name}: {option} is 0, in which nothing can be done; give more")
-        for option in ("gpu", "share", "base"):
+        for option in ("gpu", "base"):
             if not isinstance(getattr(self, option), str | None):
                 raise DeclarationError(f"{name}: {option} is {getattr(self, option)!r}; give a text or None")
         for option in ("link_weight", "sm_share"):
@@ -84,15 +87,8 @@ class Limits:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 100:
                 raise DeclarationError(f"{name}: {option} is {value!r}; give a whole number from 1 to 100")
-            if not self.share:
-                raise DeclarationError(f"{name}: {option} is for instances that share GPU contexts; give a tenant (share) too")
-        if self.share_memory is not None:
-            if self.share_memory not in SHARE_MEMORY:
-                raise DeclarationError(f"{name}: share_memory is {self.share_memory!r}; give {' or '.join(map(repr, SHARE_MEMORY))}")
-            if not self.share:
-                raise DeclarationError(f"{name}: share_memory is for instances that share GPU contexts; give a tenant (share) too")
-        if self.variants > 1 and not self.share:
-            raise DeclarationError(f"{name}: variants is {self.variants}, which is for instances that share GPU contexts; give a tenant (share) too")
+        if self.share_memory is not None and self.share_memory not in SHARE_MEMORY:
+            raise DeclarationError(f"{name}: share_memory is {self.share_memory!r}; give {' or '.join(map(repr, SHARE_MEMORY))}")
         if self.min_containers > self.max_containers:
             raise DeclarationError(
                 f"{name}: min_containers is {self.min_containers} and max_containers {self.max_containers}; the first is the lesser"
@@ -102,14 +98,14 @@ class Limits:
     def is_any_port(self) -> bool:
         return self.port.rpartition(":")[2] == "0"
 
-    @property
-    def sharing(self) -> list[str]:
+    def run_options(self) -> list[str]:
+        """As `rekindle run` takes them."""
         memory = ["--share-memory", self.share_memory] if self.share_memory else []
         return ["--share", self.share, *memory] if self.share else []
 
     def serve_options(self) -> list[str]:
         """As `rekindle serve` takes them, but for the port."""
-        options = {
+        options: dict[str, Any] = {
             "--min": self.min_containers,
             "--max": self.max_containers,
             "--concurrency": self.concurrency,
@@ -118,11 +114,17 @@ class Limits:
             "--idle": milliseconds(self.scaledown_window),
             "--idle-end": milliseconds(self.sleep_window),
         }
-        if self.link_weight is not None:
-            options["--link-weight"] = self.link_weight
-        if self.sm_share is not None:
-            options["--sm-share"] = self.sm_share
-        return [*self.sharing, *(str(word) for pair in options.items() for word in pair)]
+        # What is not said would stay as an earlier deployment had it.
+        if self.share:
+            options |= {
+                "--share": self.share,
+                "--link-weight": self.link_weight or LINK_WEIGHT,
+                "--sm-share": self.sm_share or "none",
+                "--share-memory": self.share_memory or SHARE_MEMORY[0],
+            }
+        else:
+            options["--share"] = sharing.NOBODY
+        return [str(word) for pair in options.items() for word in pair]
 
     def described(self) -> dict[str, Any]:
         """What callers need to know."""

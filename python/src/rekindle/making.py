@@ -45,7 +45,7 @@ def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:
     images = [first, *(f"{first}.{number}" for number in range(2, declaration.limits.variants + 1))]
     sandboxes = {image: f"{image} in the making" for image in images}
     gpu = declaration.limits.gpu
-    options = [*(["--gpu", gpu] if gpu else []), *declaration.limits.sharing, *(["--from", base] if base else [])]
+    options = [*(["--gpu", gpu] if gpu else []), *declaration.limits.run_options(), *(["--from", base] if base else [])]
     warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rekindle-", dir=place()) as directory:
         reports = {image: Path(directory, f"report-{number}.json") for number, image in enumerate(images)}

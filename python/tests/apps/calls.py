@@ -40,7 +40,7 @@ def twice(value):
     return value * 2
 
 
-@app.cls(gpu="emulated", concurrency=8, max_containers=1)
+@app.cls(gpu="emulated", share=False, concurrency=8, max_containers=1)
 class Counter:
     """A number on the GPU, which is 10 in the image."""
 
@@ -71,13 +71,22 @@ class Counter:
         self.entered.append("instance")
         self.born = time.time_ns()
 
+    def bump(self, number):
+        self.driver("cuCtxSetCurrent", self.context)
+        parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(number), ctypes.c_void_p))
+        self.driver("cuLaunchKernel", self.kernel, 1, 1, 1, 1, 1, 1, 0, None, parameters, None)
+
+    @rekindle.method()
+    def fault(self):
+        """Where nothing is."""
+        self.bump(ctypes.c_uint64(1 << 40))
+        self.driver("cuCtxSynchronize")
+
     @rekindle.method()
     def count(self):
         seen = ctypes.c_uint32()
         with self.turn:
-            self.driver("cuCtxSetCurrent", self.context)
-            parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(self.number), ctypes.c_void_p))
-            self.driver("cuLaunchKernel", self.kernel, 1, 1, 1, 1, 1, 1, 0, None, parameters, None)
+            self.bump(self.number)
             self.driver("cuMemcpyDtoH_v2", ctypes.byref(seen), self.number, 4)
         return seen.value
 

@@ -26,9 +26,10 @@ WEIGHTS = rekindle.Data({url}, dtype="uint8", shape={size})
 app = rekindle.App({name})
 
 
+# One function has nobody to share a GPU context with; in one of its own, instances sleep when they are idle.
 '''
 
-BATCHED = '''@app.cls(data={{"weights": WEIGHTS}})
+BATCHED = '''@app.cls(data={{"weights": WEIGHTS}}, share=False)
 class Model:
     @rekindle.enter()
     def load(self):
@@ -45,7 +46,7 @@ class Model:
         return rekindle.infer_app(self.infer, inputs=INPUTS, outputs=OUTPUTS, name={name})
 '''
 
-WHOLE = '''@app.cls(data={{"weights": WEIGHTS}})
+WHOLE = '''@app.cls(data={{"weights": WEIGHTS}}, share=False)
 class Model:
     @rekindle.enter()
     def load(self):
@@ -62,7 +63,7 @@ class Model:
         return rekindle.infer_app(self.infer, inputs=INPUTS, outputs=OUTPUTS, name={name})
 '''
 
-LANGUAGE = """@app.cls(data={{"weights": WEIGHTS}}, concurrency=32)
+LANGUAGE = """@app.cls(data={{"weights": WEIGHTS}}, share=False, concurrency=32)
 class Model:
     @rekindle.enter()
     def load(self):
