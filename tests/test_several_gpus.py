@@ -10,16 +10,17 @@ PROGRAM = Path(__file__).parent / "several_gpus/two.py"
 TWO = "emulated:devices=2"
 
 
-def test_a_program_on_two_gpus_goes_on_and_comes_back(rekindle):
+@pytest.mark.parametrize("share", [(), ("--share", "us")])
+def test_a_program_on_two_gpus_goes_on_and_comes_back(rekindle, share):
     go = rekindle.root / "go"
-    rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, PROGRAM, go)
+    rekindle("run", "-d", "--name", "program", "--gpu", TWO, *share, "--", sys.executable, PROGRAM, go)
     assert rekindle.wait_lines("program", 1)[:1] == ["ready"], rekindle.lines("program")
     rekindle("checkpoint", "program", "--to", "image", "--leave-running")
     with pytest.raises(CommandError, match="it needs 2 GPUs and this one has 1; give another --gpu"):
         rekindle("restore", "image", "--name", "too-few", "--gpu", "emulated", "-d")
-    rekindle("restore", "image", "--name", "restored", "--gpu", TWO, "-d")
+    rekindle("restore", "image", "--name", "restored", "--gpu", TWO, *share, "-d")
     rekindle("checkpoint", "restored", "--to", "second", "--stop")
-    rekindle("restore", "second", "--name", "again", "--gpu", TWO, "-d")
+    rekindle("restore", "second", "--name", "again", "--gpu", TWO, *share, "-d")
     go.touch()
     for name in ("program", "again"):
         assert rekindle.wait_end(name)[-1] == "ok", rekindle.lines(name)

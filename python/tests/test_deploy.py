@@ -262,7 +262,7 @@ def web():
 def test_an_app_starts_from_a_framework_image_that_fits(rekindle, deploy):
     rekindle("image", "framework", "numpy", "--gpu", rekindle.gpu, "--python", sys.executable, "--import", "numpy", "--import", "colorsys")
     source = "@app.function(gpu='emulated'{option})\ndef modules():\n    import sys\n    return 'colorsys' in sys.modules, sys.argv[0].endswith('__main__.py')\n"
-    for option, expected in (("", True), (", base='numpy'", True), (", base=''", False)):
+    for option, expected in (("", False), (", share=False", True), (", base='numpy'", True), (", share=False, base=''", False)):
         deploy.app("based", source.format(option=option))
         assert package.Function.from_name("based", "modules").remote() == (expected, True)
 
