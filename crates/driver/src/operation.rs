@@ -102,11 +102,11 @@ impl Operation {
         let huge = huge.map(Switch::set);
         let all = self.pids();
         let before = AreasBefore::of(&all);
-        let ahead = Prefaulter::begin(&before, bytes);
+        let prefaulter = Prefaulter::begin(&before, bytes);
         self.each("checkpoint", all, self.limits.step, State::Checkpointed, |driver, pid| {
             driver.checkpoint(pid)
         })?;
-        drop(ahead);
+        drop(prefaulter);
         drop(huge);
         self.journal.entry.huge_pages = None;
         fault::point("driver-checkpointed")?;

@@ -141,7 +141,7 @@ fn bring_in(pid: i32, memory: &Range<u64>) {
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
     use std::time::Instant;
 
     use super::*;
@@ -155,8 +155,9 @@ mod tests {
             return true;
         }
         let mut process = Command::new(std::env::current_exe().unwrap());
-        let status = process.args([ALONE, test, "--nocapture"]).status().unwrap();
-        assert!(status.success(), "{status}");
+        let output = process.args([ALONE, test, "--nocapture"]).stderr(Stdio::inherit()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains(" 1 passed"), "{said}");
         false
     }
 
@@ -191,7 +192,7 @@ mod tests {
     #[test]
     fn new_memory_is_brought_in_up_to_the_limit_and_keeps_what_is_in_it() {
         // What tests beside it map would count: of the limit.
-        if !is_alone("ahead::tests::new_memory_is_brought_in_up_to_the_limit_and_keeps_what_is_in_it") {
+        if !is_alone("prefault::tests::new_memory_is_brought_in_up_to_the_limit_and_keeps_what_is_in_it") {
             return;
         }
         let pid = std::process::id() as i32;
@@ -201,13 +202,13 @@ mod tests {
         let marked = memory.start + 7 * PAGE + 5;
         // SAFETY: it lies in the memory just mapped, which nothing else writes to.
         unsafe { (marked as *mut u8).write(42) };
-        let ahead = Prefaulter::begin(&before, bytes / 2);
+        let prefaulter = Prefaulter::begin(&before, bytes / 2);
         let until = Instant::now() + Duration::from_secs(120);
         // The stacks of its own threads count, too.
         while present(&memory) < bytes / PAGE / 4 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
-        drop(ahead);
+        drop(prefaulter);
         let found = present(&memory);
         assert!((bytes / PAGE / 4..=bytes / PAGE / 2 + 1).contains(&found), "{found}");
         // SAFETY: as above; pages that were not brought in are brought in by this.
