@@ -345,7 +345,7 @@ def log_of_the_only_program(rekindle):
     return log
 
 
-def test_a_program_that_comes_to_the_gate_between_two_daemons_waits(rekindle):
+def test_a_program_that_comes_to_the_admission_socket_between_two_daemons_waits(rekindle):
     go, bump = rekindle.root / "go", ROOT / "crates/cli/tests/programs/bump.py"
     rekindle.run("late", "sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; exec {sys.executable} {bump} 3")
     log = log_of_the_only_program(rekindle)

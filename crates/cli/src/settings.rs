@@ -20,7 +20,7 @@ pub const VARIABLE: &str = "REKINDLE_CONFIG";
 #[derive(Debug)]
 enum Kind {
     /// A path that begins at the root.
-    Place,
+    Path,
     Number,
     /// A number of bytes, or a text with K, M, G or T after it.
     Bytes,
@@ -60,9 +60,9 @@ impl Setting {
 }
 
 static SETTINGS: [Setting; 42] = [
-    setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
-    setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
-    setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
+    setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Path),
+    setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Path),
+    setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Path),
     setting("log", "REKINDLE_LOG", Kind::Text),
     setting("log-max", "REKINDLE_LOG_MAX", Kind::Bytes),
     setting("publish-wait", "REKINDLE_PUBLISH_WAIT", Kind::Number),
@@ -82,7 +82,7 @@ static SETTINGS: [Setting; 42] = [
     setting("page.port", "REKINDLE_PAGE_PORT", Kind::Text),
     setting("page.names", "REKINDLE_PAGE_NAMES", Kind::Text),
     setting("data.memory", "REKINDLE_DATA_MEMORY", Kind::Bytes),
-    setting("data.files", "REKINDLE_DATA_FILES", Kind::Place),
+    setting("data.files", "REKINDLE_DATA_FILES", Kind::Path),
     setting("data.write", "REKINDLE_DATA_WRITE", Kind::Text),
     setting("data.patience", "REKINDLE_DATA_PATIENCE", Kind::Number),
     setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
@@ -97,11 +97,11 @@ static SETTINGS: [Setting; 42] = [
     switch(tuning::SHADOW, Kind::False("off")),
     switch(tuning::MOMENT, Kind::False("off")),
     setting("gpu.hash", "REKINDLE_GPU_HASH", Kind::Words(&["on", "off"])),
-    setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Place),
+    setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Path),
     switch(tuning::HUGE_PAGES, Kind::False("off")),
     switch(tuning::PEERS, Kind::True("allow")),
-    setting("criu.directory", "REKINDLE_CRIU_DIR", Kind::Place),
-    setting("criu.plugins", "REKINDLE_CRIU_PLUGINS", Kind::Place),
+    setting("criu.directory", "REKINDLE_CRIU_DIR", Kind::Path),
+    setting("criu.plugins", "REKINDLE_CRIU_PLUGINS", Kind::Path),
 ];
 
 /// What a file says.
@@ -232,7 +232,7 @@ impl Kind {
     fn text(&self, value: &Value) -> std::result::Result<Option<String>, String> {
         let (text, number) = (value.as_str(), value.as_integer().filter(|number| *number >= 0));
         let found = match self {
-            Kind::Place => text.filter(|text| text.starts_with('/')).map(str::to_string),
+            Kind::Path => text.filter(|text| text.starts_with('/')).map(str::to_string),
             Kind::Text => text.map(str::to_string),
             Kind::Number => number.map(|number| number.to_string()),
             Kind::Bytes => match text {
@@ -247,7 +247,7 @@ impl Kind {
             }
         };
         found.map(Some).ok_or_else(|| match self {
-            Kind::Place => "a path in quotes that begins with /".to_string(),
+            Kind::Path => "a path in quotes that begins with /".to_string(),
             Kind::Text => "a text in quotes".to_string(),
             Kind::Number => "a number that is not negative".to_string(),
             Kind::Bytes => "a number of bytes, or one in quotes with K, M, G or T after it".to_string(),

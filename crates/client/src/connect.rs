@@ -30,7 +30,7 @@ enum ConnectError {
     #[error("{RUN_DIRECTORY} is not set: run the program with `rekindle run` to give it a GPU")]
     Outside,
     #[error("cannot reach the daemon at {path}: {source}; is rekindled running?", path = path.display())]
-    Gate { path: PathBuf, source: std::io::Error },
+    Unreachable { path: PathBuf, source: std::io::Error },
     #[error("the daemon gave no answer: {0}")]
     Admission(FrameError),
     #[error("this process gets no GPU: {0}")]
@@ -129,7 +129,7 @@ fn connect_when_served(socket: &Path) -> std::io::Result<UnixStream> {
 
 fn ask(socket: &Path) -> std::result::Result<(UnixStream, UnixStream, Welcome), ConnectError> {
     let stream = connect_when_served(socket)
-        .map_err(|source| ConnectError::Gate { path: socket.to_owned(), source })?;
+        .map_err(|source| ConnectError::Unreachable { path: socket.to_owned(), source })?;
     let knock = AdmissionRequest::Knock { version: ADMISSION_VERSION };
     frame::send(&stream, &knock, &[]).map_err(ConnectError::Admission)?;
     let (admission, descriptors) = frame::receive(&stream).map_err(ConnectError::Admission)?;

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_inside_a_closed_gate_and_everybody_goes_on() {
+    fn nobody_is_inside_a_closed_barrier_and_everybody_goes_on() {
         static STOP: AtomicBool = AtomicBool::new(false);
         static STEPS: AtomicU64 = AtomicU64::new(0);
         let step = || {

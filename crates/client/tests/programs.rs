@@ -1,6 +1,6 @@
 //! Small C programs on the emulated GPU, through the library as a program loads it.
 //!
-//! They use the library and the example `gate` that cargo has built: run all of the package's tests, not this file alone.
+//! They use the library and the example `launcher` that cargo has built: run all of the package's tests, not this file alone.
 
 use std::ffi::CString;
 use std::io::Read;
@@ -37,10 +37,10 @@ fn compile(name: &str, into: &Path) -> PathBuf {
     program
 }
 
-fn gate(program: &Path) -> Command {
-    let mut gate = Command::new(built_at().join("examples/gate"));
-    gate.arg(program).stdout(Stdio::piped()).stderr(Stdio::piped());
-    gate
+fn launcher(program: &Path) -> Command {
+    let mut launcher = Command::new(built_at().join("examples/launcher"));
+    launcher.arg(program).stdout(Stdio::piped()).stderr(Stdio::piped());
+    launcher
 }
 
 fn text(output: &Output) -> String {
@@ -49,7 +49,7 @@ fn text(output: &Output) -> String {
 
 fn run(name: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
-    let output = gate(&compile(name, directory.path())).output().unwrap();
+    let output = launcher(&compile(name, directory.path())).output().unwrap();
     assert!(output.status.success(), "{name}: {}", text(&output));
     assert!(text(&output).contains("ok\n"), "{name}: {}", text(&output));
     text(&output)
@@ -116,7 +116,7 @@ fn user_object() {
 fn busy_threads() {
     let directory = tempfile::tempdir().unwrap();
     let end = directory.path().join("end");
-    let mut running = gate(&compile("busy", directory.path())).arg(&end).spawn().unwrap();
+    let mut running = launcher(&compile("busy", directory.path())).arg(&end).spawn().unwrap();
     ready(&mut running);
     std::thread::sleep(Duration::from_millis(700));
     std::fs::write(end, "").unwrap();
@@ -141,9 +141,9 @@ fn without_a_sandbox_there_is_no_device() {
 fn a_worker_that_dies_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let go = directory.path().join("go");
-    let mut running = gate(&compile("death", directory.path())).arg(&go).spawn().unwrap();
-    let gate_pid = running.id() as i32;
-    let worker = worker_of(gate_pid);
+    let mut running = launcher(&compile("death", directory.path())).arg(&go).spawn().unwrap();
+    let launcher_pid = running.id() as i32;
+    let worker = worker_of(launcher_pid);
     ready(&mut running);
     // SAFETY: a process that this test started.
     unsafe { libc::kill(worker, libc::SIGKILL) };
@@ -162,14 +162,14 @@ fn ready(running: &mut Child) {
     assert_eq!(said, *b"ready\n");
 }
 
-/// The pid of the worker that a gate has started.
-fn worker_of(gate: i32) -> i32 {
+/// The pid of the worker that a launcher has started.
+fn worker_of(launcher: i32) -> i32 {
     let until = Instant::now() + Duration::from_secs(120);
     while Instant::now() < until {
         let children =
-            std::fs::read_to_string(format!("/proc/{gate}/task/{gate}/children")).unwrap_or_default();
+            std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
         let all = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-        let threads = std::fs::read_dir(format!("/proc/{gate}/task")).into_iter().flatten().flatten();
+        let threads = std::fs::read_dir(format!("/proc/{launcher}/task")).into_iter().flatten().flatten();
         let others = threads.flat_map(|thread| {
             let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
             children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>()
@@ -182,7 +182,7 @@ fn worker_of(gate: i32) -> i32 {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("the gate has started no worker");
+    panic!("the launcher has started no worker");
 }
 
 #[test]

@@ -196,8 +196,8 @@ impl Context {
         }
         let before = inner.streams.before(stream)?;
         let state = inner.streams.get_mut(stream)?;
-        let (gate, opener) = self.scheduler.add_gate(state.priority, &before);
-        state.last = gate;
+        let (latch, opener) = self.scheduler.add_latch(state.priority, &before);
+        state.last = latch;
         let open = TaskWork::Call(Box::new(move || drop(opener)));
         other.scheduler.add(open, Engine::Compute, state.priority, &[reached]);
         Ok(())

@@ -1,7 +1,7 @@
 //! Nodes of a graph as tasks, and those of conditional nodes, which become tasks when their turn has come.
 //!
 //! ```text
-//!   before ─▶ branch ┄┄▶ body's tasks ─▶ branch again, or open ┄┄▶ gate ─▶ behind
+//!   before ─▶ branch ┄┄▶ body's tasks ─▶ branch again, or open ┄┄▶ latch ─▶ behind
 //! ```
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct Branch {
     bodies: Arc<[Arc<[Node]>]>,
     pub priority: i32,
     /// What is behind the node waits for it.
-    pub gate: TaskId,
+    pub latch: TaskId,
 }
 
 impl Branch {
@@ -81,11 +81,11 @@ pub(crate) fn launch_nodes(
             Action::Empty => batch.add(TaskWork::Mark(None), Engine::Compute, priority, &after),
             Action::Child(child) => launch_nodes(streams, batch, child, priority, &after)?,
             Action::Conditional { handle, kind, bodies, .. } => {
-                let gate = batch.add_gate(priority, &[]);
+                let latch = batch.add_latch(priority, &[]);
                 let (handle, kind, bodies) = (*handle, *kind, Arc::clone(bodies));
-                let branch = Branch { handle, kind, bodies, priority, gate };
+                let branch = Branch { handle, kind, bodies, priority, latch };
                 batch.add(TaskWork::Branch(branch), Engine::Compute, priority, &after);
-                gate
+                latch
             }
             Action::Wait(event) => {
                 if let Some(streams) = streams {

@@ -36,7 +36,7 @@ pub(crate) enum TaskWork {
     Assign(Arc<[(u64, u32)]>),
     /// Does what a condition says.
     Branch(Branch),
-    /// What a gate was closed for has come.
+    /// What a latch was closed for has come.
     Open(TaskId),
 }
 
@@ -86,10 +86,10 @@ pub(crate) struct Scheduler {
     shared: Arc<Shared>,
 }
 
-/// Opens a gate when it is dropped: what the gate waits for is done, or never will be.
-pub(crate) struct GateOpener {
+/// Opens a latch when it is dropped: what the latch waits for is done, or never will be.
+pub(crate) struct LatchOpener {
     shared: Weak<Shared>,
-    gate: TaskId,
+    latch: TaskId,
 }
 
 /// Tasks being added together, so that nobody sees half of them.
@@ -135,10 +135,10 @@ impl Scheduler {
         self.batch().add(work, engine, priority, after)
     }
 
-    /// Adds a gate after these tasks: see [`Batch::add_gate`].
-    pub fn add_gate(&self, priority: i32, after: &[TaskId]) -> (TaskId, GateOpener) {
-        let gate = self.batch().add_gate(priority, after);
-        (gate, GateOpener { shared: Arc::downgrade(&self.shared), gate })
+    /// Adds a latch after these tasks: see [`Batch::add_latch`].
+    pub fn add_latch(&self, priority: i32, after: &[TaskId]) -> (TaskId, LatchOpener) {
+        let latch = self.batch().add_latch(priority, after);
+        (latch, LatchOpener { shared: Arc::downgrade(&self.shared), latch })
     }
 
     pub fn is_done(&self, tasks: &[TaskId]) -> Result<bool> {
@@ -178,10 +178,10 @@ impl Scheduler {
     }
 }
 
-impl Drop for GateOpener {
+impl Drop for LatchOpener {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.open(self.gate);
+            shared.open(self.latch);
         }
     }
 }
@@ -211,8 +211,8 @@ impl Drop for Scheduler {
 
 impl Batch<'_> {
     /// Adds a task that does nothing and waits, besides those in `after`, for [`TaskWork::Open`] or a
-    /// [`GateOpener`].
-    pub fn add_gate(&mut self, priority: i32, after: &[TaskId]) -> TaskId {
+    /// [`LatchOpener`].
+    pub fn add_latch(&mut self, priority: i32, after: &[TaskId]) -> TaskId {
         let id = self.insert(TaskWork::Mark(None), Engine::Compute, priority, after);
         if let Some(task) = self.state.tasks.get_mut(&id) {
             task.pending += 1;
@@ -326,26 +326,26 @@ impl Shared {
         self.complete(state, id);
     }
 
-    /// A gate waits for one thing less.
-    fn open(self: &Arc<Shared>, gate: TaskId) {
+    /// A latch waits for one thing less.
+    fn open(self: &Arc<Shared>, latch: TaskId) {
         let mut state = self.state.lock();
-        let Some(task) = state.tasks.get_mut(&gate) else { return };
+        let Some(task) = state.tasks.get_mut(&latch) else { return };
         task.pending -= 1;
         if task.pending == 0 {
-            self.complete_mark(&mut state, gate);
+            self.complete_mark(&mut state, latch);
         }
     }
 
-    /// Adds the body that a condition has chosen, and then looks again, or opens the gate behind.
+    /// Adds the body that a condition has chosen, and then looks again, or opens the latch behind.
     fn branch(self: &Arc<Shared>, branch: Branch) {
         let value = self.executor.services.conditions.lock().get(&branch.handle).copied().unwrap_or(0);
-        let Some(body) = branch.body(value) else { return self.open(branch.gate) };
+        let Some(body) = branch.body(value) else { return self.open(branch.latch) };
         let mut batch = Batch { shared: self, state: self.state.lock() };
         let end = launch::launch_nodes(&mut None, &mut batch, &body, branch.priority, &[]);
         // A body has no nodes that could fail to be added.
         let Ok(end) = end else { return };
-        let (priority, gate) = (branch.priority, branch.gate);
-        let next = if branch.repeats() { TaskWork::Branch(branch) } else { TaskWork::Open(gate) };
+        let (priority, latch) = (branch.priority, branch.latch);
+        let next = if branch.repeats() { TaskWork::Branch(branch) } else { TaskWork::Open(latch) };
         batch.add(next, Engine::Compute, priority, &[end]);
     }
 
@@ -439,8 +439,8 @@ impl Shared {
                 self.branch(branch);
                 Ok(())
             }
-            TaskWork::Open(gate) => {
-                self.open(gate);
+            TaskWork::Open(latch) => {
+                self.open(latch);
                 Ok(())
             }
         });

@@ -19,8 +19,8 @@ pub struct Canary {
     pub service: Arc<Service>,
     /// Of ten thousand requests.
     share: AtomicU32,
-    /// How far it is from the next request of its own.
-    turn: AtomicU32,
+    /// Its share of all requests so far, but for the whole ones that it had.
+    accumulated: AtomicU32,
     stopped: Mutex<Option<String>>,
 }
 
@@ -44,8 +44,8 @@ pub struct CanaryView {
 impl Canary {
     /// Of so many requests of ten thousand.
     pub fn new(service: Arc<Service>, share: u32) -> Arc<Canary> {
-        let (share, turn) = (AtomicU32::new(share), AtomicU32::new(0));
-        Arc::new(Canary { service, share, turn, stopped: Mutex::default() })
+        let (share, accumulated) = (AtomicU32::new(share), AtomicU32::new(0));
+        Arc::new(Canary { service, share, accumulated, stopped: Mutex::default() })
     }
 
     pub fn set_share(&self, share: u32) {
@@ -59,8 +59,8 @@ impl Canary {
             return false;
         }
         let share = self.share.load(Ordering::Relaxed);
-        let next = |turn: u32| Some((turn + share) % WHOLE);
-        let before = self.turn.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or(0);
+        let next = |accumulated: u32| Some((accumulated + share) % WHOLE);
+        let before = self.accumulated.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or(0);
         before + share >= WHOLE
     }
 

@@ -34,13 +34,13 @@ pub struct Landed {
 }
 
 /// Bytes in an object's memory.
-struct Place {
+struct ObjectBytes {
     object: Arc<Object>,
     at: u64,
     bytes: usize,
 }
 
-impl AsRef<[u8]> for Place {
+impl AsRef<[u8]> for ObjectBytes {
     fn as_ref(&self) -> &[u8] {
         self.object.memory.written(self.at, self.bytes)
     }
@@ -113,16 +113,16 @@ impl Body for Landed {
             body.stream = None;
             return Poll::Ready(Some(Err(failed(error))));
         }
-        let place =
-            Place { object: body.object.clone(), at: body.at, bytes: std::mem::take(&mut body.filled) };
-        body.at += place.bytes as u64;
-        body.left -= place.bytes as u64;
+        let landed =
+            ObjectBytes { object: body.object.clone(), at: body.at, bytes: std::mem::take(&mut body.filled) };
+        body.at += landed.bytes as u64;
+        body.left -= landed.bytes as u64;
         if body.left == 0
             && let (Some(stream), Some((pool, host))) = (body.stream.take(), &body.back)
         {
             pool.give(host, stream);
         }
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(place)))))
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(landed)))))
     }
 
     fn size_hint(&self) -> SizeHint {

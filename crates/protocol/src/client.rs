@@ -196,7 +196,7 @@ pub enum ToClient {
     Call { token: u64 },
     /// Let no thread enter a CUDA call; answer when none is inside one, at the latest after the limit.
     Quiesce { limit_ms: u64 },
-    /// After `Quiesce`: the GPU half goes to sleep. The gate stays closed, and a thread that comes to it knocks at
+    /// After `Quiesce`: the GPU half goes to sleep. The barrier stays closed, and a thread that comes to it knocks at
     /// [`ADMISSION_SOCKET`] until `Resume`.
     Sleep,
     /// Calls may run again. `restored`: in a new process with new (zeroed) board and ring files, already mapped;

@@ -18,14 +18,14 @@ use crate::descriptors::{Described, FILES, Unix};
 use crate::pages::image::Entries;
 
 /// Restores of images with such names find out in turn which are free, until CRIU has bound them.
-static TURN: Mutex<()> = Mutex::new(());
+static LOCK: Mutex<()> = Mutex::new(());
 
 const DIGITS: usize = 5;
 const NAMES: u64 = 1 << (4 * DIGITS);
 
 /// The names of one restore.
 pub struct Names {
-    turn: Option<MutexGuard<'static, ()>>,
+    guard: Option<MutexGuard<'static, ()>>,
     /// The images with other names, if there had to be other ones.
     directory: Option<PathBuf>,
 }
@@ -42,8 +42,8 @@ pub fn settle(images: &Path, own: &Path) -> io::Result<Option<Names>> {
     if wanted.is_empty() {
         return Ok(None);
     }
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut names = Names { turn: Some(turn), directory: None };
+    let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = Names { guard: Some(guard), directory: None };
     let in_use = in_use(&fs::read("/proc/self/net/unix")?);
     if wanted.is_disjoint(&in_use) {
         return Ok(Some(names));
@@ -72,7 +72,7 @@ impl Names {
 
     /// The sockets have their names: others may look which are free.
     pub fn bound(&mut self) {
-        self.turn = None;
+        self.guard = None;
     }
 }
 

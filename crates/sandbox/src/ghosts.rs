@@ -9,20 +9,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-static TURN: Mutex<()> = Mutex::new(());
+static LOCK: Mutex<()> = Mutex::new(());
 
 /// The right to have deleted files under a name.
 pub type GhostLock = MutexGuard<'static, ()>;
 
-/// Waits for this dump's turn, if it needs one.
+/// Waits for the lock, if the dump has such files.
 pub fn lock(images_dir: &Path) -> Option<GhostLock> {
     let entries = fs::read_dir(images_dir).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
     let needed = names.any(|name| name.as_bytes().starts_with(b"ghost-file-"));
-    needed.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))
+    needed.then(|| LOCK.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Removes what a failed restore left; to be called in its turn, with all its processes gone.
+/// Removes what a failed restore left; to be called with the lock, with all its processes gone.
 pub fn clean(log: &Path) {
     let text = fs::read(log).unwrap_or_default();
     for path in String::from_utf8_lossy(&text).lines().filter_map(ghost) {

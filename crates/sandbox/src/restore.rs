@@ -172,9 +172,9 @@ impl ReadySandbox {
                 }
             },
         };
-        let turn = ghosts::lock(images_dir);
+        let ghost_lock = ghosts::lock(images_dir);
         // What a failed restore leaves of deleted files is known from its steps.
-        let begin = Begin { steps_told: steps_told || turn.is_some() };
+        let begin = Begin { steps_told: steps_told || ghost_lock.is_some() };
         let before_resume = |restored: &Restored| {
             // The sockets listen, and are seen by the next.
             drop(ports);
@@ -191,7 +191,7 @@ impl ReadySandbox {
             }
             Err(error) => {
                 empty.kill();
-                if turn.is_some() {
+                if ghost_lock.is_some() {
                     ghosts::clean(&log);
                 }
                 Err(error)

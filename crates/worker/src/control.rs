@@ -237,15 +237,15 @@ impl Control {
                 Waited::Late => continue,
                 Waited::Taken => return,
             }
-            let mut turn = conversations.daemon();
+            let mut daemon = conversations.daemon();
             let (Message { id, client, request }, descriptors) = match frame::receive(stream) {
                 Ok(received) => received,
                 Err(FrameError::Closed) => return,
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
             if matches!(request, Request::Loaded(_)) {
-                turn.waits = Some(id);
-                drop(turn);
+                daemon.waits = Some(id);
+                drop(daemon);
                 if !self.answer_loaded(stream, id) {
                     return;
                 }

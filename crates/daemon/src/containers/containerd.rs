@@ -192,8 +192,8 @@ impl Containerd {
     /// Makes a container of an archive and continues its processes.
     pub fn import(&self, archive: &Path, of: &ContainerMetadata, name: &str) -> Result<()> {
         // Two restores of one image share its name in containerd while they go on.
-        static TURN: Mutex<()> = Mutex::new(());
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        static LOCK: Mutex<()> = Mutex::new(());
+        let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let action = "restore the container";
         let namespace = of.namespace.as_deref();
         let reference = of.reference.as_deref().unwrap_or_default();

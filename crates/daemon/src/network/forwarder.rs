@@ -107,7 +107,7 @@ struct Shared {
 struct Line {
     target: watch::Receiver<Target>,
     /// Whoever has this asks the program whether it listens; the others wait behind.
-    turn: Arc<Mutex<()>>,
+    probe_lock: Arc<Mutex<()>>,
     shared: Shared,
 }
 
@@ -125,7 +125,7 @@ impl PortForwarder {
 
     /// Lets in who comes to a port, until that is closed.
     pub fn serve(&self, listener: StdListener, target: watch::Receiver<Target>) -> PortForwarding {
-        let line = Line { target, turn: Arc::default(), shared: self.shared.clone() };
+        let line = Line { target, probe_lock: Arc::default(), shared: self.shared.clone() };
         let (closes, closed) = mpsc::channel::<()>();
         // The listener goes before what tells that it has gone.
         let open = (listener, closes);
@@ -187,8 +187,8 @@ impl Line {
         if let Some(reached) = self.ask().await? {
             return Some(reached);
         }
-        let turn = self.turn.clone();
-        let _turn = turn.lock().await;
+        let lock = self.probe_lock.clone();
+        let _probing = lock.lock().await;
         loop {
             if let Some(reached) = self.ask().await? {
                 return Some(reached);

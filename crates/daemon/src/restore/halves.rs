@@ -137,7 +137,7 @@ impl<'a> Attempt<'a> {
                 let pids = pids.collect::<Result<Vec<_>>>()?;
                 adopted = Some((gpu, pids));
                 fault::point("restore-adopted")?;
-                self.pass_gate()
+                self.check_ready()
             })?;
             adopted
                 .map(|adopted| (cpu, adopted))

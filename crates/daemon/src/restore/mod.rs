@@ -309,7 +309,7 @@ impl Attempt<'_> {
             self.sandbox.note_workers();
             let cpu = self.restore_cpu(&[], |_| {
                 fault::point("restore-complete")?;
-                self.pass_gate()
+                self.check_ready()
             })?;
             self.sandbox.runs(cpu)?;
             return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| Vec::new());
@@ -330,7 +330,7 @@ impl Attempt<'_> {
         Ok(pending)
     }
 
-    fn pass_gate(&self) -> Result<()> {
+    fn check_ready(&self) -> Result<()> {
         self.request.ready_check.map_or(Ok(()), |ready_check| ready_check(self.sandbox))
     }
 

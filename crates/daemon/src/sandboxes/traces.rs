@@ -107,8 +107,8 @@ pub fn extend(path: &Path, phases: impl IntoIterator<Item = Phase>) {
 
 /// Who changes a file has read it before.
 fn exclusive() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn add(path: &Path, trace: Trace) -> std::io::Result<()> {

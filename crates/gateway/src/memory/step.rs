@@ -76,7 +76,7 @@ impl MemoryLedger {
             let mut place = 0;
             loop {
                 let waits = self.gpus.get(gpu).is_some_and(|gpu| place < gpu.waiting.len());
-                match waits.then(|| self.turn(gpu, place, &mut look)) {
+                match waits.then(|| self.try_admit(gpu, place, &mut look)) {
                     Some(WaitState::Over) => {}
                     Some(WaitState::Passed) => place += 1,
                     Some(WaitState::Waits) => {
@@ -115,13 +115,13 @@ impl MemoryLedger {
         {
             let more = self.more(gpu, waiting).bytes;
             let passes = waiting.full.is_none() && more <= limit / LITTLE && gpu.used() + more <= limit;
-            if !passes || !matches!(self.turn(name, place, look), WaitState::Over) {
+            if !passes || !matches!(self.try_admit(name, place, look), WaitState::Over) {
                 place += 1;
             }
         }
     }
 
-    fn turn(&mut self, name: &str, place: usize, look: &mut StepPlan<'_>) -> WaitState {
+    fn try_admit(&mut self, name: &str, place: usize, look: &mut StepPlan<'_>) -> WaitState {
         let Some(gpu) = self.gpus.get(name) else { return WaitState::Waits };
         let waiting = &gpu.waiting[place];
         let (key, bytes, more) = (waiting.key, waiting.holding.alone(), self.more(gpu, waiting));

@@ -183,8 +183,8 @@ impl Warp {
                 return Ok(ran);
             };
             let mut path = self.paths.swap_remove(index);
-            self.state.turn += 1;
-            path.ran = self.state.turn;
+            self.state.quanta += 1;
+            path.ran = self.state.quanta;
             let quantum = if self.paths.is_empty() { left } else { left.min(PATH_QUANTUM) };
             let mut exec = Exec { grid, host, cluster, block, warp: &mut self.state };
             let (used, flow) = exec.run_path(&mut path, &mut self.paths, quantum, fair)?;

@@ -21,7 +21,8 @@ pub(crate) struct WarpState {
     pub live: u32,
     pub registers: Vec<Lanes>,
     pub local: Vec<Vec<u8>>,
-    pub turn: u64,
+    /// How often one of its paths was scheduled.
+    pub quanta: u64,
     /// A digest of the last access that may be a spin with what it gave, and how often it came in a row.
     pub spin: (u64, u32),
 }
@@ -98,7 +99,7 @@ impl Warp {
             live: mask,
             registers: vec![[0; LANES]; registers as usize],
             local: vec![Vec::new(); LANES],
-            turn: 0,
+            quanta: 0,
             spin: (u64::MAX, 0),
         };
         Self { state, paths: vec![path] }

@@ -23,13 +23,13 @@ pub(super) struct KnownThread {
     thread: AtomicU32,
     /// How many answers there are: none while they change.
     count: AtomicU32,
-    answers: [Place; ANSWERS],
+    answers: [RawAnswer; ANSWERS],
     bytes: [u8; ROOM],
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Place {
+struct RawAnswer {
     request: u32,
     length: u32,
     address: u64,
@@ -85,7 +85,7 @@ impl Answers {
         for answer in answers.iter().take(ANSWERS) {
             let Some(room) = known.bytes.get_mut(offset..offset + answer.bytes.len()) else { continue };
             room.copy_from_slice(&answer.bytes);
-            known.answers[count] = Place {
+            known.answers[count] = RawAnswer {
                 request: answer.request,
                 length: answer.bytes.len() as u32,
                 address: answer.address,
@@ -123,6 +123,6 @@ mod tests {
 
     #[test]
     fn the_layout_is_that_of_the_library() {
-        assert_eq!((size_of::<Place>(), size_of::<KnownThread>()), (40, 8 + 40 * 32 + 20_000));
+        assert_eq!((size_of::<RawAnswer>(), size_of::<KnownThread>()), (40, 8 + 40 * 32 + 20_000));
     }
 }

@@ -15,11 +15,11 @@ use super::{few_threads, is_page_file};
 #[derive(Debug, Default)]
 pub struct PageFiles {
     pub(super) names: Arc<HashSet<String>>,
-    places: HashMap<String, Place>,
+    files: HashMap<String, PageFile>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct PageFile {
     path: PathBuf,
     /// Why it cannot be read is told where it is needed.
     file: io::Result<Arc<BackingFile>>,
@@ -37,15 +37,15 @@ impl PageFiles {
         let Ok(opened) = rekindle_parallel::map(few_threads(), found.len(), || (), open);
         let names = Arc::new(found.iter().map(|(name, _)| name.clone()).collect());
         let all = found.into_iter().zip(opened);
-        PageFiles { names, places: all.map(|((name, path), file)| (name, Place { path, file })).collect() }
+        PageFiles { names, files: all.map(|((name, path), file)| (name, PageFile { path, file })).collect() }
     }
 
     /// What lies behind an area that maps the file of this name from there on.
     pub(super) fn base(&self, name: &str, offset: u64) -> Result<Base, String> {
-        match self.places.get(name) {
+        match self.files.get(name) {
             None => Err(format!("the page file {name:?} is not there")),
-            Some(Place { file: Ok(file), .. }) => Ok(Base { file: file.clone(), offset }),
-            Some(Place { path, file: Err(error) }) => {
+            Some(PageFile { file: Ok(file), .. }) => Ok(Base { file: file.clone(), offset }),
+            Some(PageFile { path, file: Err(error) }) => {
                 Err(format!("the page file {}: {error}", path.display()))
             }
         }

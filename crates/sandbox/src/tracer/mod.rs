@@ -14,13 +14,13 @@
 //! CRIU's code in a program would take the end of its connection for the end of CRIU, and let the program go on while we
 //! look at it. So we accept the connection in CRIU's place, and keep it open.
 
-mod ahead;
 mod calls;
 mod filter;
 mod injection;
 mod mend;
 mod mode;
 mod pages;
+mod prefetch;
 mod request;
 mod tracee;
 mod wait;
@@ -113,7 +113,7 @@ impl TracerState {
         match poll(&mut polled, limit) {
             Err(nix::Error::EINTR) => return Ok(true),
             Ok(0) => {
-                self.look_ahead();
+                self.prefetch();
                 return Ok(true);
             }
             other => other?,
@@ -239,7 +239,7 @@ impl TracerState {
         } else if let Some(tracee) = self.tracees.get_mut(&thread) {
             tracee.stop = Some(Stop::read(status));
             if let Some(answers) = &mut self.answers {
-                let (memory, known) = ahead::answers(thread, tracee.before.is_none());
+                let (memory, known) = prefetch::answers(thread, tracee.before.is_none());
                 answers.tell(thread, memory, &known);
             }
         }

@@ -42,7 +42,7 @@ enum Link {
     /// It has the memory, which is this program's, for as long as this is open.
     Given { _open: UnixStream },
     /// The memory is another program's.
-    Held { _open: Option<UnixStream>, memory: OwnedFd },
+    Taken { _open: Option<UnixStream>, memory: OwnedFd },
 }
 
 impl Declared {
@@ -55,13 +55,13 @@ impl Declared {
     }
 
     pub(crate) fn held(self, connection: impl Into<Option<UnixStream>>, memory: OwnedFd) -> Declared {
-        Declared { link: Link::Held { _open: connection.into(), memory }, ..self }
+        Declared { link: Link::Taken { _open: connection.into(), memory }, ..self }
     }
 
     /// The memory, if it is another program's.
     pub(crate) fn memory(&self) -> Option<&OwnedFd> {
         match &self.link {
-            Link::Held { memory, .. } => Some(memory),
+            Link::Taken { memory, .. } => Some(memory),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ use rekindle_protocol::fault;
 
 use super::conversation::make_room;
 use super::kept::{Block, KEPT};
-use super::{Copied, Held};
+use super::{Copied, ImportedArray};
 use crate::client::Client;
 use crate::dispatch::DispatchError;
 use crate::host_memory::HostMemory;
@@ -76,7 +76,7 @@ impl Client {
     /// Gives an array of others back, which nothing uses any more, and keeps its memory mapped for the next one; false if there
     /// is none there.
     pub(crate) fn let_array_go(&mut self, device: usize, at: u64) -> Result<bool> {
-        let Some(Held { memory, .. }) = self.exchange.held.remove(&at) else { return Ok(false) };
+        let Some(ImportedArray { memory, .. }) = self.exchange.imported.remove(&at) else { return Ok(false) };
         let Some((name, room)) = memory else { return Ok(false) };
         self.heap(device)?.set_aside(at)?;
         let (since, most) = (Instant::now(), self.memory_of(device));
@@ -206,7 +206,7 @@ impl Client {
 
     /// Arrays of others become the program's own, for what keeps its memory. Nothing is under way.
     pub(crate) fn own_arrays(&mut self) -> std::result::Result<(), DispatchError> {
-        let held: Vec<u64> = self.exchange.held.keys().copied().collect();
+        let held: Vec<u64> = self.exchange.imported.keys().copied().collect();
         for at in held {
             let Some(device) = self.device_of(at) else { continue };
             let own = self.with_memory(device, |client| {
@@ -227,7 +227,7 @@ impl Client {
         };
         exchange.given.retain(is_there);
         exchange.taken.retain(is_there);
-        let held = self.exchange.held.keys().copied();
+        let held = self.exchange.imported.keys().copied();
         let gone: Vec<u64> = held.filter(|at| self.device_of(*at).is_none()).collect();
         gone.into_iter().for_each(|at| self.exchange.forget(at));
     }

@@ -34,7 +34,7 @@ use conversation::ExchangeClient;
 use kept::{Blocks, KEPT};
 
 /// An array of others that is mapped.
-pub(super) struct Held {
+pub(super) struct ImportedArray {
     /// It is kept for as long as this is open.
     _connection: UnixStream,
     /// The name of its memory, and its room, if that may have another array later.
@@ -47,7 +47,7 @@ pub(crate) struct Exchange {
     /// Whose arrays the program puts and gets; none if it is in no sandbox.
     pub owner: Option<String>,
     /// By where they are mapped.
-    held: HashMap<u64, Held>,
+    imported: HashMap<u64, ImportedArray>,
     /// Memory that the program's arrays were put in, and that others' were mapped in.
     given: Blocks,
     taken: Blocks,
@@ -68,13 +68,13 @@ pub(super) struct Copied {
 
 impl Exchange {
     pub(crate) fn has(&self, address: u64) -> bool {
-        self.held.contains_key(&address)
+        self.imported.contains_key(&address)
     }
 
     /// Arrays of others are mapped, or are being talked about. Memory that is kept for the next one is nothing that a program
     /// would miss.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.held.is_empty() || self.talks > 0
+        !self.imported.is_empty() || self.talks > 0
     }
 
     fn keeps(&self) -> bool {
@@ -87,17 +87,17 @@ impl Exchange {
     }
 
     fn hold(&mut self, address: u64, connection: UnixStream, memory: Option<(String, u64)>) {
-        self.held.insert(address, Held { _connection: connection, memory });
+        self.imported.insert(address, ImportedArray { _connection: connection, memory });
     }
 
     /// It is mapped no more.
     pub(crate) fn forget(&mut self, address: u64) {
-        self.held.remove(&address);
+        self.imported.remove(&address);
     }
 
     /// The program is no more, or all of its memory was given back.
     pub(crate) fn forget_all(&mut self) {
-        self.held.clear();
+        self.imported.clear();
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn fill_cache(
     let mut blocks = blocks.map_err(device("pin host memory to copy through"))?;
     let mut blocks = blocks.split();
     let mut open = [const { None }; BLOCKS];
-    let mut turn = 0;
+    let mut index = 0;
     for row in into {
         let part = image.part(PartKind::GpuBuffer, &row.part);
         let part = part.ok_or_else(|| Error::State(format!("the image has no part {}", row.part)))?;
@@ -79,12 +79,12 @@ pub(crate) fn fill_cache(
             if sources.fill(gpu, &extent)? {
                 continue;
             }
-            let block = &mut blocks[turn];
-            sources.settle(block, open[turn].take())?;
+            let block = &mut blocks[index];
+            sources.settle(block, open[index].take())?;
             if let Brought::Copies(unproved) = sources.bring(gpu, extent, block, None)? {
-                open[turn] = unproved;
+                open[index] = unproved;
             }
-            turn = (turn + 1) % BLOCKS;
+            index = (index + 1) % BLOCKS;
         }
     }
     blocks.iter_mut().zip(open).try_for_each(|(block, open)| sources.settle(block, open))?;

@@ -70,7 +70,7 @@ impl FairQueue {
     }
 
     /// The rank whose turn it is, if both ask.
-    fn turn(&self) -> CopyRank {
+    fn next_rank(&self) -> CopyRank {
         if self.since_others >= TURNS - 1 { CopyRank::Background } else { CopyRank::Program }
     }
 
@@ -86,7 +86,7 @@ impl FairQueue {
     /// or there is no room.
     pub fn grant(&mut self, key: Key, weight: u32, left: u64, settings: &Settings) -> Option<u64> {
         let rank = key.1;
-        let another_first = match (self.turn(), rank) {
+        let another_first = match (self.next_rank(), rank) {
             (CopyRank::Program, CopyRank::Background) => self.waits(CopyRank::Program),
             (CopyRank::Background, CopyRank::Program) => {
                 self.waits(CopyRank::Background)
@@ -125,7 +125,7 @@ impl FairQueue {
     /// Who is next of those that wait, if there is room for a piece.
     pub fn next(&self, settings: &Settings) -> Option<Key> {
         let may = |rank: CopyRank| self.waits(rank) && self.room(rank, settings) >= settings.piece;
-        let rank = match self.turn() {
+        let rank = match self.next_rank() {
             CopyRank::Background if may(CopyRank::Background) => CopyRank::Background,
             _ if self.waits(CopyRank::Program) => Some(CopyRank::Program).filter(|rank| may(*rank))?,
             _ => Some(CopyRank::Background).filter(|rank| may(*rank))?,

@@ -39,7 +39,7 @@ impl TracerState {
 
     /// CRIU has something else to do for a while, as it has once all stand: takes what it will touch, which takes milliseconds
     /// where there are thousands of areas.
-    pub(super) fn look_ahead(&mut self) {
+    pub(super) fn prefetch(&mut self) {
         let processes: BTreeSet<i32> = self.tracees.values().map(|tracee| tracee.process).collect();
         for process in processes.difference(&self.shared.keys().copied().collect()) {
             let stands = |thread: &i32| self.tracees.get(thread).is_some_and(|tracee| tracee.stop.is_some());

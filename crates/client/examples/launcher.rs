@@ -1,6 +1,6 @@
-//! Runs a program on a GPU without a daemon: `gate [--gpu GPU] PROGRAM ARGUMENT...`
+//! Runs a program on a GPU without a daemon: `launcher [--gpu GPU] PROGRAM ARGUMENT...`
 //!
-//! A gate that admits every process, each with a worker of its own. The client's tests run programs through it.
+//! It admits every process, each with a worker of its own. The client's tests run programs through it.
 
 use std::ffi::OsString;
 use std::io;
@@ -29,14 +29,14 @@ fn main() -> ExitCode {
     match run(&gpu, arguments.collect()) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("gate: {error}");
+            eprintln!("launcher: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
 fn run(gpu: &OsString, command: Vec<OsString>) -> io::Result<u8> {
-    let directory = PathBuf::from(format!("/dev/shm/rekindle-gate-{}", std::process::id()));
+    let directory = PathBuf::from(format!("/dev/shm/rekindle-launcher-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
     let result = serve(gpu, &command, &directory);
     std::fs::remove_dir_all(&directory)?;
@@ -52,7 +52,7 @@ fn serve(gpu: &OsString, command: &[OsString], directory: &Path) -> io::Result<u
     std::thread::spawn(move || {
         for (number, stream) in listener.incoming().flatten().enumerate() {
             if let Err(error) = admit(&stream, &gpu, &at, number as u32) {
-                eprintln!("gate: {error}");
+                eprintln!("launcher: {error}");
             }
         }
     });
