@@ -18,7 +18,7 @@ use rekindle_protocol::client::{CLIENT_VERSION, ToWorker};
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::operation::*;
 use rekindle_protocol::worker::{Greeting, VERSION, ask};
-use rekindle_worker::Ended;
+use rekindle_worker::{Ended, OpenError};
 
 #[test]
 fn a_program_allocates_copies_computes_and_frees() {
@@ -323,10 +323,11 @@ fn processor_time() -> Duration {
 #[test]
 fn a_worker_without_a_gpu_says_why() {
     let directory = tempfile::tempdir().unwrap();
-    let worker =
-        Worker::start_on(directory.path(), Default::default(), || Err("there is no GPU here".to_string()));
-    assert_eq!(worker.daemon().fails(ask::GetStatus {}), "there is no GPU here");
-    assert_eq!(worker.end(), Ended::Failed("there is no GPU here".to_string()));
+    let open = || Err(OpenError::NoGpu { index: 3, found: 1 });
+    let worker = Worker::start_on(directory.path(), Default::default(), open);
+    let why = "there is no NVIDIA GPU 3: the driver has 1";
+    assert_eq!(worker.daemon().fails(ask::GetStatus {}), why);
+    assert_eq!(worker.end(), Ended::Failed(why.to_string()));
 }
 
 #[test]
