@@ -295,7 +295,7 @@ AHEAD = "@app.function(gpu='emulated'{option})\ndef ahead():\n    import cupy\n 
 def test_a_framework_that_an_app_imports_is_made_an_image_once(rekindle, deploy, cupy):
     made = lambda: [name for name in own_images(rekindle) if name.startswith("framework ")]
     ahead = lambda app: package.Function.from_name(app, "ahead").remote()
-    first, second = (deploy.write(name, AHEAD.format(option="")) for name in ("first", "second"))
+    first, second = (deploy.write(name, AHEAD.format(option=", share=False")) for name in ("first", "second"))
     assert "making the framework image" not in deployed(rekindle, first, "--no-base") and not made() and not ahead("first")
     said = deployed(rekindle, first)
     (image,) = made()
@@ -306,7 +306,7 @@ def test_a_framework_that_an_app_imports_is_made_an_image_once(rekindle, deploy,
         assert "framework image" not in deployed(rekindle, file)
     assert ahead("first") and ahead("second") and made() == [image]
     # Who says so has none, nor have those whose contexts are shared.
-    for option in (", base=''", ", share='team'"):
+    for option in (", share=False, base=''", ", share='team'", ""):
         deployed(rekindle, deploy.write("second", AHEAD.format(option=option)))
         assert not ahead("second")
     assert made() == [image]
@@ -322,7 +322,7 @@ def test_a_framework_that_an_app_imports_is_made_an_image_once(rekindle, deploy,
 
 def test_a_framework_image_that_cannot_be_made_is_done_without(rekindle, deploy, cupy):
     cupy("if AHEAD:\n    raise RuntimeError('no GPU')\n")
-    said = deployed(rekindle, deploy.write("alone", AHEAD.format(option="")))
+    said = deployed(rekindle, deploy.write("alone", AHEAD.format(option=", share=False")))
     assert "warning: the framework image 'framework cupy " in said and "the app starts without one" in said
     assert not package.Function.from_name("alone", "ahead").remote()
     assert not [name for name in own_images(rekindle) if name.startswith("framework ")]

@@ -83,6 +83,6 @@ def test_an_image_is_of_one_tenant_gpu_and_installation(installed, tmp_path):
 
 def test_functions_that_fit_no_framework_image_have_none():
     allows = lambda **options: frameworks.allows(declared(**options)[1])
-    assert allows() and allows(gpu="nvidia:1")
-    for options in ({"share": "team"}, {"base": ""}, {"base": "own"}, {"gpu": "nvidia:0,1"}):
+    assert allows(share=False) and allows(share=False, gpu="nvidia:1")
+    for options in ({"gpu": "nvidia"}, {"share": "team"}, {"share": False, "base": ""}, {"base": "own"}, {"share": False, "gpu": "nvidia:0,1"}):
         assert not allows(**options), options
