@@ -1,4 +1,4 @@
-"""Training runs that are brought back from their images, from `h200-recovery.json`."""
+"""Training runs that are brought back from their images, from `h100-recovery.json`."""
 
 from tables.common import spread, verdict
 

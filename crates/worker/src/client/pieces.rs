@@ -242,7 +242,7 @@ impl Client {
         let function = self.functions.get(id)?;
         let (module, name) = (function.module, function.name.clone());
         let handle = match self.modules.get(module)?.body {
-            Body::Whole(_) => setting.apply(&*self.on(device)?, handle).map(|()| handle)?,
+            Body::Whole(_) => setting.apply(self.on(device)?, handle).map(|()| handle)?,
             Body::Pieces(_) => self.set_piece(module, &name, setting)?,
         };
         self.functions.get_mut(id)?.settings.set(setting);

@@ -51,7 +51,7 @@ pub(super) fn function(client: &mut Client, row: &FunctionState) -> Result<()> {
     let gpu = client.on(index).map_err(device("be used"))?;
     let again = || {
         let handle = gpu.function(module, &row.name)?;
-        settings(row).all().try_for_each(|setting| setting.apply(&*gpu, handle))?;
+        settings(row).all().try_for_each(|setting| setting.apply(gpu, handle))?;
         Ok(handle)
     };
     let handle = again().map_err(device(format!("find kernel {} again", row.name)))?;
