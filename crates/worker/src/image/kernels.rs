@@ -37,10 +37,13 @@ pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Res
     let (mut known, mut contents) = (HashSet::new(), Vec::new());
     for (_, module, name, piece) in found {
         if known.insert((module, name)) {
-            let (name, options, is_sharable) = (name.clone(), piece.options.clone(), piece.is_sharable);
+            let (name, options) = (name.clone(), piece.options.clone());
             let bytes = piece.code.bytes().len() as u64;
             contents.extend_from_slice(piece.code.bytes());
-            state.kernels.push(KernelState { module, name, bytes, options, is_sharable });
+            if piece.is_sharable {
+                state.sharable.insert(state.kernels.len());
+            }
+            state.kernels.push(KernelState { module, name, bytes, options });
         }
     }
     let part = (!contents.is_empty()).then(|| staging.put(PartKind::Module, PART, json!({}), &contents));
@@ -61,11 +64,12 @@ pub(super) fn bring(client: &mut Client, state: &State, parts: &CodeParts) -> Re
         return Err(Error::State(text));
     }
     let mut at = 0;
-    for row in &state.kernels {
+    for (number, row) in state.kernels.iter().enumerate() {
         let range = at..at + row.bytes as usize;
         at = range.end;
         let code = Code::new(Slice { contents: contents.clone(), range });
-        let piece = Arc::new(Piece { code, options: row.options.clone(), is_sharable: row.is_sharable });
+        let is_sharable = state.sharable.contains(&number);
+        let piece = Arc::new(Piece { code, options: row.options.clone(), is_sharable });
         let module = client.modules.get_mut(row.module).map_err(device("find a module"))?;
         if let Body::Pieces(pieces) = &mut module.body {
             pieces.bring(&row.name, piece);

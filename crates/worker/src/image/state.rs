@@ -20,9 +20,9 @@ use crate::ipc::{IpcState, PhysicalShared};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 9;
+pub(super) const VERSION: u32 = 10;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 7] = [(8, 1), (7, 7), (6, 13), (5, 14), (4, 15), (3, 18), (2, 19)];
+const EARLIER: [(u32, usize); 8] = [(9, 1), (8, 2), (7, 8), (6, 14), (5, 15), (4, 16), (3, 19), (2, 20)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -71,6 +71,8 @@ pub(super) struct State {
     pub physical_shared: PhysicalShared,
     /// Buffers that nothing has named yet, by their addresses: they have no memory, and the image no part of them.
     pub unbacked: BTreeSet<u64>,
+    /// Of `kernels`, those by their places that programs of one context may have together.
+    pub sharable: BTreeSet<usize>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -101,9 +103,6 @@ pub(super) struct KernelState {
     pub name: String,
     pub bytes: u64,
     pub options: Vec<(i32, u64)>,
-    /// Images of earlier builds do not say.
-    #[serde(default)]
-    pub is_sharable: bool,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -356,9 +355,29 @@ mod tests {
                 context: Some(ContextState { regions: vec![(1, 2)], clock: 1.5, ..ContextState::default() }),
             }],
             streams: vec![StreamState { id: Some(2), device: 0, flags: 1, priority: -1, at: 3 }],
+            functions: vec![FunctionState {
+                id: 5,
+                module: 3,
+                name: "k".to_string(),
+                at: 7,
+                attributes: vec![(8, 100)],
+                cache: Some(1),
+            }],
             board: "board-1-0".to_string(),
             ..State::default()
         }
+    }
+
+    /// Nothing in what is written says where a field begins: a field more in the middle has every image misread that was taken
+    /// before. New ones go to the end of [`State`].
+    #[test]
+    fn what_a_version_writes_stays_as_it_is() {
+        let expected = "524b57530a0000000101016d010101020000000000000000f83f000000000000010503016b070110c801010201010200\
+                        0101030000000009626f6172642d312d3000000000000103016b0901000100000000000000000000000000000000";
+        let kernels = vec![KernelState { module: 3, name: "k".to_string(), bytes: 9, options: vec![(0, 1)] }];
+        let state = State { kernels, ..sample() };
+        let found: String = state.encode().unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(found, expected);
     }
 
     #[test]
