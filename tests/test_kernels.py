@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rekindle import Rekindle
 
 KERNELS = Path(__file__).parent / "kernels"
 FAULTS = ("check", "trap", "wild", "misaligned")
@@ -64,3 +65,37 @@ def test_prints_follow_the_programs_output(rekindle, compiled):
     assert not [line for line in rekindle.wait_end("redirected") if line.startswith("thread")]
     lines = elsewhere.read_text().splitlines()
     assert sum(line.startswith("thread ") for line in lines) == 5 and lines[-1] == "ok"
+
+
+# Three kernels in two modules, of which two are launched.
+CODE = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from gpu import Module, open_device, upload
+open_device()
+modules = [Module('__device__ int counted; extern "C" __global__ void a(int *at) { at[0] += ++counted; } extern "C" __global__ void b() {}')]
+modules.append(Module('extern "C" __global__ void c(int *at) { at[0] += 1; }'))
+at = upload(np.zeros(4, np.int32))
+functions = [module.function(name) for module, name in ((modules[0], "a"), (modules[0], "b"), (modules[1], "c"))]
+modules[0].a(1, 1, np.uint64(int(at)))
+modules[1].c(1, 1, np.uint64(int(at)))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tuning", "found"),
+    [
+        ("gpu.code=pieces", {"in_pieces": 2, "kernels": 3, "loaded": 2, "ordered": False}),
+        ("gpu.code=whole", {"in_pieces": 0, "kernels": 0, "loaded": 0, "ordered": True}),
+    ],
+)
+def test_inspect_counts_what_was_taken_apart_and_what_was_loaded(tuning, found):
+    with Rekindle(REKINDLE_TUNING=tuning) as rekindle:
+        rekindle.run("code", sys.executable, "-c", CODE, Path(__file__).parent / "features")
+        rekindle.wait_lines("code", 1)
+        rekindle("checkpoint", "code", "--to", "code", "--stop")
+        (code,) = rekindle.json("inspect", "code")["code"]
+        assert code == {"modules": 2, "whole": {}, **found}
