@@ -1,5 +1,6 @@
 //! Modules, kernels and globals, in the order in which the program asked for them.
 
+use rekindle_code::fatbin::is_fatbin;
 use rekindle_cuda::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
     CUDA_SUCCESS,
@@ -17,8 +18,6 @@ use crate::code::LoadedCode;
 
 /// The word of [`rekindle_device::Device::prepare`] for code that has to be compiled.
 const PTX: &str = "ptx";
-/// How a fatbin begins.
-const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 
 /// Code, which may have to be read first.
 pub(super) fn read(code: &LoadedCode) -> Result<Code> {
@@ -74,8 +73,7 @@ impl Client {
         log: &mut String,
     ) -> Result<std::result::Result<Pieces, &'static str>> {
         let given = read(code)?;
-        let is_fatbin = given.bytes().starts_with(&FATBIN);
-        let kind = if is_fatbin { LinkInput::FATBIN } else { LinkInput::PTX };
+        let kind = if is_fatbin(given.bytes()) { LinkInput::FATBIN } else { LinkInput::PTX };
         let input = LinkInput { kind, name: "", bytes: given.bytes() };
         let (cubin, said) = match self.on(device)?.link(&[input], options) {
             Ok(compiled) => compiled,

@@ -219,8 +219,12 @@ impl Client {
         let object = self.modules.get(module)?;
         let device = object.device;
         let loaded = object.body.pieces().and_then(|pieces| pieces.loaded.get(name));
-        let LoadedPiece { module: piece, function, .. } = loaded.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let before = (*piece, *function);
+        let loaded = loaded.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // Libraries set the same before each launch.
+        if loaded.settings.has(setting) {
+            return Ok(loaded.function);
+        }
+        let before = (loaded.module, loaded.function);
         let gpu = self.on(device)?;
         let after = gpu.piece_set(before, setting).map_err(|error| refused(name, error))?;
         if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body
@@ -229,9 +233,11 @@ impl Client {
             (loaded.module, loaded.function) = after;
             loaded.settings.set(setting);
         }
-        let same = |function: &&mut FunctionObject| function.module == module && function.name == name;
-        for function in self.functions.values_mut().filter(same) {
-            function.handle = function.handle.map(|_| after.1);
+        if after != before {
+            let same = |function: &&mut FunctionObject| function.module == module && function.name == name;
+            for function in self.functions.values_mut().filter(same) {
+                function.handle = function.handle.map(|_| after.1);
+            }
         }
         Ok(after.1)
     }

@@ -1,6 +1,7 @@
 //! What a client has of a context that it shares: all of it is given back when the client ends, in whatever state it is
 //! then.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -51,14 +52,13 @@ impl Owned {
         *self.pieces.entry(module).or_default() += 1;
     }
 
-    /// Takes one of the times off that the client has taken a piece; false if it is none of those.
-    pub(super) fn take_piece(&mut self, module: Module) -> bool {
-        let Some(times) = self.pieces.get_mut(&module) else { return false };
-        *times -= 1;
-        if *times == 0 {
-            self.pieces.remove(&module);
+    /// Takes one of the times off that the client has taken a piece.
+    pub(super) fn take_piece(&mut self, module: Module) {
+        let Entry::Occupied(mut times) = self.pieces.entry(module) else { return };
+        *times.get_mut() -= 1;
+        if *times.get() == 0 {
+            times.remove();
         }
-        true
     }
 
     /// Gives former streams back whose work is done.

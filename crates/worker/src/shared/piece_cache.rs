@@ -159,11 +159,13 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use rekindle_device::{Code, FunctionInfo};
     use rekindle_emulated::Config;
 
     use super::*;
+    use crate::shared::ClientDevice;
 
     /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     const DYNAMIC_SHARED: i32 = 8;
@@ -240,6 +242,30 @@ mod tests {
         let refused = bench.cache.set(&*bench.gpu, fresh, KernelSetting::Attribute(DYNAMIC_SHARED, 1 << 30));
         assert!(refused.is_err());
         assert_eq!(bench.take(&piece(3, 0), &none), fresh, "what was refused changes nothing");
+    }
+
+    #[test]
+    fn clients_of_a_context_have_a_piece_together_until_they_end() {
+        let Bench { gpu, cache } = Bench::new();
+        let pieces = Arc::new(cache);
+        let client = || ClientDevice::new(gpu.clone(), None, pieces.clone(), Arc::default()).unwrap();
+        let (first, second) = (client(), client());
+        let load = |client: &ClientDevice, piece: &Piece| {
+            client.piece_load("k", piece, &KernelSettings::default()).unwrap()
+        };
+        let shared = load(&first, &piece(1, 0));
+        assert_eq!(load(&second, &piece(1, 0)), shared);
+        let own = Piece { is_sharable: false, ..piece(1, 0) };
+        assert_ne!(load(&first, &own).0, load(&second, &own).0);
+        let users = || pieces.entries().modules[&shared.0].users;
+        assert_eq!(users(), 2);
+        second.module_unload(shared.0).unwrap();
+        assert_eq!(users(), 1);
+        let set = first.piece_set(shared, LARGER).unwrap();
+        assert_eq!(set, shared);
+        assert!(first.close(Duration::from_secs(10)) && second.close(Duration::from_secs(10)));
+        assert_eq!(users(), 0);
+        assert!(gpu.function_names(shared.0).is_ok(), "it stays for whoever comes next");
     }
 
     #[test]

@@ -129,9 +129,9 @@ impl Device for ClientDevice {
         // Launches of it may be in lanes.
         let _ = self.lanes.wait_for_all();
         self.kept().globals.remove(&module);
-        let is_shared = self.owned().take_piece(module);
-        match is_shared {
-            true => self.give(|_| (), |device| self.pieces.give(device, module)),
+        let is_piece = self.owned().pieces.contains_key(&module);
+        match is_piece {
+            true => self.give(|owned| owned.take_piece(module), |device| self.pieces.give(device, module)),
             false => self.give(|owned| owned.modules.remove(&module), |device| device.module_unload(module)),
         }
     }
