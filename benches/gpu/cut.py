@@ -180,11 +180,11 @@ def cpu_written(image):
 def measure(binaries, memory, work, note, only):
     """`note(name, rekindle, function)` keeps each row; `only` are names of rows."""
     for way, environment in WAYS.items():
-        rows = {f"{what.__name__}, {way}": what for what in (training, service)}
-        rows = {name: what for name, what in rows.items() if name in (only or rows)}
-        if rows:
+        both = {f"{what.__name__}, {way}": what for what in (training, service)}
+        wanted = {name: what for name, what in both.items() if name in (only or both)}
+        if wanted:
             with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"cut-{way.replace(' ', '-')}", **environment) as rekindle:
-                for name, what in rows.items():
+                for name, what in wanted.items():
                     note(name, rekindle, lambda: what(rekindle, way, work))
     name = "training, driver"
     if name in (only or [name]):

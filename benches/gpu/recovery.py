@@ -30,7 +30,7 @@ def with_faults(rekindle, name, program, file, step, digests):
     recovery = lambda: rekindle.sandbox(name)["recovery"]
     wait_for(lambda: recovery()["images"], 60, "an image")
     began, first = time.time(), rows(file)[-1][0]
-    # The faults lie in the middle of their minutes.
+    # In the middle of their minutes, which is where the next image is about to be begun: the most is lost.
     kills = [kill(rekindle, name, file, began + (number + 0.5) * FAULT_EVERY_S, step) for number in range(FAULTS)]
     time.sleep(max(0, began + FAULTS * FAULT_EVERY_S - time.time()))
     seen, took, row = rows(file), time.time() - began, rekindle.sandbox(name)
