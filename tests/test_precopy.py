@@ -225,14 +225,36 @@ def test_a_checkpoint_that_is_given_up_meanwhile_leaves_nothing(point):
         assert not images(rekindle) and not left_over(rekindle)
 
 
+def kill_criu(rekindle):
+    (criu,) = (pid for pid, words in machine.processes_of(rekindle).items() if holders.is_meant("criu", words))
+    os.kill(criu, signal.SIGKILL)
+    rekindle.wait(lambda: not machine.is_alive(criu), "the end of CRIU")
+
+
+def test_a_criu_that_is_killed_before_its_turn_is_replaced():
+    with Rekindle(**CHECKED, REKINDLE_FAULT="detached:hang") as rekindle:
+        start(rekindle)
+        begun = rekindle.begin("checkpoint", "writer", "--to", "image", "--leave-running")
+        rekindle.reached("detached")
+        kill_criu(rekindle)
+        rekindle.let_go("detached")
+        begun.end()
+        goes_on(rekindle)
+        rekindle("kill", "writer")
+        rekindle.restore("image", "restored")
+        goes_on(rekindle, "restored")
+
+
 @pytest.mark.parametrize("point", ["pages-begun", "frozen"])
 def test_a_criu_that_is_killed_after_it_leaves_the_program_and_no_image(point):
     with Rekindle(**CHECKED, REKINDLE_FAULT=f"{point}:hang") as rekindle:
         start(rekindle)
+        program = rekindle.sandbox("writer")["pid"]
         begun = rekindle.begin("checkpoint", "writer", "--to", "image", "--leave-running")
         rekindle.reached(point)
-        (criu,) = (pid for pid, words in machine.processes_of(rekindle).items() if holders.is_meant("criu", words))
-        os.kill(criu, signal.SIGKILL)
+        # The pages are waited for beside it: it may not have begun, and would be replaced.
+        rekindle.wait(lambda: machine.status(program, "TracerPid") not in ("", "0"), "CRIU")
+        kill_criu(rekindle)
         rekindle.let_go(point)
         with pytest.raises(CommandError) as error:
             begun.end()
