@@ -11,7 +11,9 @@ from rekindle import CommandError, Rekindle
 from test_bad_input import kill_daemon
 
 PROGRAM = Path(__file__).parent / "cut/steps.py"
-HELD = {"REKINDLE_FAULT": "drain-begun:hang"}
+# Images are compared with what memory held when the program stood still.
+CHECKED = {"REKINDLE_TUNING": "gpu.shadow=check"}
+HELD = {**CHECKED, "REKINDLE_FAULT": "drain-begun:hang"}
 
 
 class Steps:
@@ -118,7 +120,7 @@ def test_an_image_has_what_was_there_at_the_cut_whatever_is_written_while_it_is_
         rekindle.let_go("drain-begun")
         report = json.loads(checkpoint.end())
         names = [phase["name"] for phase in report["phases"]]
-        assert "shadow copy" in names and "drain" in names and "GPU memory" not in names, names
+        assert {"reference", "shadow copy", "drain"} <= set(names) and "GPU memory" not in names, names
         begins = {phase["name"]: phase["start_us"] for phase in report["phases"]}
         assert begins["code"] < begins["quiesce"], "code is written before the program stands still"
         caught_up = next(phase for phase in report["phases"] if phase["name"] == "catch up")

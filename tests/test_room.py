@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from rekindle import CommandError, Rekindle
 from test_bad_input import kill_daemon
+from test_cut import CHECKED
 
 PROGRAM = Path(__file__).parent / "room/memory.py"
 MB = 1 << 20
-GPU = {"REKINDLE_GPU_HASH": "on", "REKINDLE_EMULATED": "memory=64M"}
+GPU = {**CHECKED, "REKINDLE_GPU_HASH": "on", "REKINDLE_EMULATED": "memory=64M"}
 HELD_ROUND = {**GPU, "REKINDLE_FAULT": "gpu-ahead-round:hang"}
 HELD_WAVE = {**GPU, "REKINDLE_FAULT": "gpu-ahead-wave:hang"}
 # Of 64 MB a copy leaves 4 to others, and 14 are free.
@@ -236,7 +237,7 @@ def test_a_daemon_that_is_killed_meanwhile_leaves_the_program_and_no_image():
 
 
 def test_where_it_is_not_wanted_nothing_is_written_ahead():
-    with Rekindle(**GPU, REKINDLE_TUNING="gpu.shadow=off") as rekindle:
+    with Rekindle(**{**GPU, "REKINDLE_TUNING": "gpu.shadow=off"}) as rekindle:
         memory = Memory(rekindle)
         report = json.loads(memory.begin().end())
         names = [phase["name"] for phase in report["phases"]]

@@ -48,6 +48,10 @@ impl PartWriter {
         self
     }
 
+    pub fn name(&self) -> &str {
+        &self.part.name
+    }
+
     /// How long the chunks are: writing whole ones, from multiples of it, copies nothing.
     pub fn chunk_bytes(&self) -> u64 {
         self.part.chunk_bytes

@@ -1,13 +1,11 @@
 //! What of GPU memory is written while the program stands still, and what beside it when it goes on.
 
-use std::time::Instant;
-
 use rekindle_protocol::worker::{TransferPath, TransferReport};
 
 use super::block::{Gpu, Preparing};
 use super::contents::PartLocation;
 use super::copy_out::{self, Span};
-use super::drain::Shadow;
+use super::drain::{SaveContext, Shadow};
 use super::error::{Result, device};
 use super::partial::Partial;
 use super::pre_copy::PreCopy;
@@ -114,18 +112,18 @@ impl Cut {
         }
     }
 
-    /// What writes the rest of it, `work` with a copy of a part of it; none if there is nothing. `since` is when the save began.
+    /// What writes the rest of it, `work` with a copy of a part of it; none if there is nothing.
     pub(super) fn drain(
         self,
         client: &mut Client,
         work: SaveTask,
         gpus: Vec<Option<Gpu>>,
         blocks: Option<Preparing>,
-        since: Instant,
+        save: SaveContext,
     ) -> Option<Shadow> {
         match self {
-            Cut::Whole(copies) => Some(copies.drain(gpus, blocks, since)),
-            Cut::Part(partial) if partial.bytes().0 > 0 => Some(partial.drain(work, gpus, blocks, since)),
+            Cut::Whole(copies) => Some(copies.drain(gpus, blocks, save)),
+            Cut::Part(partial) if partial.bytes().0 > 0 => Some(partial.drain(work, gpus, blocks, save)),
             nothing => {
                 nothing.close(client);
                 None

@@ -6,11 +6,13 @@ use std::time::Instant;
 
 use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
+use rekindle_store::PartWriter;
 use serde_json::Value;
 
 use super::block::Blocks;
 use super::copy_out;
 use super::error::{Error, Result};
+use super::reference::Reference;
 use super::save::describe;
 use super::shadow::SaveTask;
 use crate::client::Room;
@@ -177,27 +179,37 @@ impl Drain {
     }
 }
 
+/// What a drain is to know of the save that it belongs to.
+pub(super) struct SaveContext {
+    /// When it began.
+    pub since: Instant,
+    pub reference: Option<Reference>,
+}
+
 /// A drain that goes on.
 pub(super) struct Draining {
-    since: Instant,
+    save: SaveContext,
     began: Instant,
 }
 
 impl Draining {
-    /// `since` is when the save began.
-    pub(super) fn begin(since: Instant) -> Result<Draining> {
+    pub(super) fn begin(save: SaveContext) -> Result<Draining> {
         let began = Instant::now();
         fault::point("drain-begun").map_err(|fault| Error::Refused(fault.to_string()))?;
-        Ok(Draining { since, began })
+        Ok(Draining { save, began })
     }
 
     /// All parts are written: so many bytes from here, of which some were copied.
     pub(super) fn finish(self, work: SaveTask, bytes: u64, copied: u64) -> Result<Drained> {
-        let parts = work.into_iter().map(|(_, writer)| describe(&writer.finish()?));
-        let parts = parts.collect::<Result<_>>()?;
+        let finish = |(_, writer): (_, PartWriter)| {
+            let part = writer.finish()?;
+            self.save.reference.iter().try_for_each(|reference| reference.check(&part))?;
+            describe(&part)
+        };
+        let parts = work.into_iter().map(finish).collect::<Result<_>>()?;
         let phase = Phase {
             name: "drain".to_string(),
-            start_us: (self.began - self.since).as_micros() as u64,
+            start_us: (self.began - self.save.since).as_micros() as u64,
             duration_us: self.began.elapsed().as_micros() as u64,
             bytes,
             from: copy_out::origin(bytes, copied),

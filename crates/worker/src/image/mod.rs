@@ -35,6 +35,7 @@ mod partial;
 mod pinned;
 mod pre_copy;
 mod progress;
+mod reference;
 mod resident;
 mod restore;
 mod restore_code;

@@ -12,7 +12,6 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::time::Instant;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_store::ContentHash;
@@ -20,7 +19,7 @@ use rekindle_store::ContentHash;
 use super::block::{Blocks, Gpu, Preparing};
 use super::contents::{PartLocation, threads};
 use super::copy_out::Span;
-use super::drain::{Draining, Shadow};
+use super::drain::{Draining, SaveContext, Shadow};
 use super::error::{Error, Result, device};
 use super::hashed::{Hashes, Hashing, INPUT, taken_by, values_of};
 use super::shadow::{SaveTask, stream};
@@ -182,16 +181,16 @@ impl Partial {
         }
     }
 
-    /// What writes the copy to the image. `since` is when the save began.
+    /// What writes the copy to the image.
     pub(super) fn drain(
         mut self,
         work: SaveTask,
         gpus: Vec<Option<Gpu>>,
         blocks: Option<Preparing>,
-        since: Instant,
+        save: SaveContext,
     ) -> Shadow {
         Shadow::begin(std::mem::take(&mut self.rooms), move |stop| {
-            let drain = Draining::begin(since)?;
+            let drain = Draining::begin(save)?;
             let known = |location: &PartLocation, piece| self.hash_of(location, piece);
             let spans = spans(&self.shadowed, &work);
             let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), stop)?;

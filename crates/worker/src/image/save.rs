@@ -13,8 +13,10 @@ use super::block::Preparing;
 use super::code_pre_copy::CodePreCopy;
 use super::contents::PartLocation;
 use super::cut::Cut;
+use super::drain::SaveContext;
 use super::error::{Error, Result, device};
 use super::pre_copy::PreCopy;
+use super::reference::Reference;
 use super::save_memory::MemoryFate;
 use super::shadow::SaveTask;
 use super::state::{
@@ -78,6 +80,13 @@ pub(crate) fn save(
     let kept = if contents == Contents::Left { MemoryFate::Left(&mut left) } else { MemoryFate::Saved };
     let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
+    let reference = match Reference::take(&gpus, &plan.work, stop) {
+        Ok(reference) => reference,
+        Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
+    };
+    if reference.is_some() {
+        timer.lap("reference", plan.work.iter().map(|(location, _)| location.bytes).sum());
+    }
     let mut cut = Cut::Still;
     let mut taken = None;
     if contents == Contents::Shadowed && !plan.work.is_empty() {
@@ -116,6 +125,10 @@ pub(crate) fn save(
     let saved = saved.and(cut.wait(client, &mut timer));
     let drained = if cut.is_drained() { std::mem::take(&mut plan.work) } else { SaveTask::new() };
     let buffers = save_memory::finish(client, plan, saved);
+    let buffers = buffers.and_then(|parts| match &reference {
+        Some(reference) => parts.iter().try_for_each(|part| reference.check(part)).map(|()| parts),
+        None => Ok(parts),
+    });
     let described = buffers.and_then(|mut parts| {
         parts.extend(code?);
         parts.extend(arrays);
@@ -125,7 +138,8 @@ pub(crate) fn save(
     });
     match described {
         Ok(parts) => {
-            client.shadow = cut.drain(client, drained, gpus, blocks, timer.began());
+            let context = SaveContext { since: timer.began(), reference };
+            client.shadow = cut.drain(client, drained, gpus, blocks, context);
             Ok((protocol::Saved { parts, phases: timer.phases(), memory: taken }, left))
         }
         Err(error) => {

@@ -11,7 +11,6 @@
 //! checkpoint with enough memory (section 4).
 
 use std::ops::Range;
-use std::time::Instant;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::{Event, Stream};
@@ -19,7 +18,7 @@ use rekindle_store::PartWriter;
 
 use super::block::{Gpu, Preparing};
 use super::contents::PartLocation;
-use super::drain::{Draining, Shadow};
+use super::drain::{Draining, SaveContext, Shadow};
 use super::error::{Result, device};
 use super::hashed::{Hashes, Hashing, taken_by};
 use super::{copy_out, transfer_path};
@@ -128,11 +127,16 @@ impl Copies {
         }
     }
 
-    /// What writes it to the image. `since` is when the save began.
-    pub(super) fn drain(self, gpus: Vec<Option<Gpu>>, blocks: Option<Preparing>, since: Instant) -> Shadow {
+    /// What writes it to the image.
+    pub(super) fn drain(
+        self,
+        gpus: Vec<Option<Gpu>>,
+        blocks: Option<Preparing>,
+        save: SaveContext,
+    ) -> Shadow {
         let Copies { rooms, filled, work, .. } = self;
         Shadow::begin(rooms, move |stop| {
-            let drain = Draining::begin(since)?;
+            let drain = Draining::begin(save)?;
             let (mut hashes, mut blocks) = (None, blocks);
             if let Some(preparing) = blocks {
                 let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;

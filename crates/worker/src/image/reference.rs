@@ -1,0 +1,149 @@
+//! What GPU memory holds while a program stands still, hashed by the processor before anything else is done: in the check mode
+//! (`gpu.shadow=check`) an image that was written beside the program is compared with it.
+//!
+//! ```text
+//!  program      ──runs──┬ stands still ──────────────────────────┬──runs──────────────────
+//!  GPU memory           ═ copied out, hashed ═ shadow copy ═      └ drained ─▶ parts ─▶ compared
+//! ```
+//!
+//! PARALLELGPUOS validates in the same way what it has guessed of kernels' writes (section 5).
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+
+use rekindle_protocol::tuning;
+use rekindle_store::{ChunkRef, ContentHash, Encoding, Part};
+
+use super::contents::{Gpus, Pieces, gpu};
+use super::error::{Error, Result, device};
+use super::progress::Progress;
+use super::shadow::SaveTask;
+
+/// By a part's name: the hash of each of its chunks.
+pub(super) struct Reference(HashMap<String, Vec<ContentHash>>);
+
+impl Reference {
+    /// None unless it is wanted. The devices are idle.
+    pub(super) fn take(gpus: &Gpus, work: &SaveTask, stop: &AtomicBool) -> Result<Option<Reference>> {
+        if !tuning::is(tuning::SHADOW, "check") {
+            return Ok(None);
+        }
+        let sizes: Vec<_> = work.iter().map(|(location, _)| location.bytes).collect();
+        let chunk = |number: usize| work[number].1.chunk_bytes();
+        let progress = Progress::new(&sizes, |number, at| at + chunk(number), &[]);
+        let pieces = Pieces::of(&progress, stop);
+        let hashes = Mutex::new(HashMap::new());
+        let Some(mut made) = pieces.blocks(gpus, None)? else { return Ok(Some(Reference(HashMap::new()))) };
+        pieces.on_threads(&mut made, |blocks| {
+            let Some(block) = blocks.first_mut() else { return Ok(()) };
+            while let Some(piece) = pieces.next()? {
+                let location = &work[piece.number].0;
+                let address = location.address + piece.range.start;
+                let copied = block.fetch_hashed(gpu(gpus, location)?, address, piece.count());
+                let bytes = copied.and_then(|()| block.bytes(piece.count()));
+                let hash = ContentHash::of(bytes.map_err(device("copy a buffer out to compare it"))?);
+                let place = (piece.number, piece.range.start / chunk(piece.number));
+                hashes.lock().unwrap_or_else(PoisonError::into_inner).insert(place, hash);
+            }
+            Ok(())
+        })?;
+        let hashes = hashes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let of = |number: usize, bytes: u64| {
+            let places = (0..bytes.div_ceil(chunk(number))).map(|at| (number, at));
+            places.filter_map(|place| hashes.get(&place).copied()).collect()
+        };
+        let parts = work.iter().zip(&sizes).enumerate();
+        let parts =
+            parts.map(|(number, ((_, writer), bytes))| (writer.name().to_string(), of(number, *bytes)));
+        Ok(Some(Reference(parts.collect())))
+    }
+
+    /// Fails, in a sentence, where a part is not what memory was.
+    pub(super) fn check(&self, part: &Part) -> Result<()> {
+        let wrong = |text: String| {
+            Error::Refused(format!(
+                "the image is not what GPU memory held when the program stood still: {text}"
+            ))
+        };
+        let Some(hashes) = self.0.get(&part.name) else {
+            return Err(wrong(format!("its part {:?} was not there", part.name)));
+        };
+        if hashes.len() != part.chunks.len() {
+            let (has, had) = (part.chunks.len(), hashes.len());
+            return Err(wrong(format!("its part {:?} has {has} chunks, memory had {had}", part.name)));
+        }
+        let differs = |(_, (chunk, hash)): &(usize, (&ChunkRef, &ContentHash))| content_of(chunk) != **hash;
+        match part.chunks.iter().zip(hashes).enumerate().find(differs) {
+            None => Ok(()),
+            Some((number, (chunk, hash))) => {
+                let at = number as u64 * part.chunk_bytes;
+                Err(wrong(format!(
+                    "byte {at} of its part {:?} begins a chunk with hash {}, memory had {hash}",
+                    part.name,
+                    content_of(chunk)
+                )))
+            }
+        }
+    }
+}
+
+/// Zeros have no hash in an image.
+fn content_of(chunk: &ChunkRef) -> ContentHash {
+    match chunk.encoding {
+        Encoding::Zero => ContentHash::of(&vec![0; chunk.bytes as usize]),
+        _ => chunk.hash,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rekindle_store::{PartKind, Staging, Store};
+
+    use super::*;
+
+    const CHUNK: usize = 2 << 20;
+
+    /// A part of three chunks as it comes to an image; the last is of zeros, and shorter.
+    fn part(bytes: &[u8]) -> Part {
+        let directory = tempfile::tempdir().unwrap();
+        let draft = Store::open(directory.path()).unwrap().begin("image").unwrap();
+        let staging = Staging::open(draft.path()).unwrap();
+        staging.put(PartKind::GpuBuffer, "buffer", serde_json::Value::Null, bytes).unwrap()
+    }
+
+    fn reference(bytes: &[u8]) -> Reference {
+        let hashes = bytes.chunks(CHUNK).map(ContentHash::of).collect();
+        Reference(HashMap::from([("buffer".to_string(), hashes)]))
+    }
+
+    fn bytes() -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..2 * CHUNK).map(|at| (at * 31 >> 3) as u8).collect();
+        bytes.resize(2 * CHUNK + 4096, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_part_that_is_what_memory_was_is_right() {
+        reference(&bytes()).check(&part(&bytes())).unwrap();
+    }
+
+    #[test]
+    fn a_byte_that_is_another_is_found_wherever_it_is() {
+        for at in [0, CHUNK - 1, CHUNK, 2 * CHUNK, 2 * CHUNK + 4095] {
+            let mut torn = bytes();
+            torn[at] ^= 1;
+            let told = reference(&bytes()).check(&part(&torn)).unwrap_err().to_string();
+            let chunk = at / CHUNK * CHUNK;
+            assert!(told.contains(&format!("byte {chunk} of its part \"buffer\"")), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_another_length_or_name_is_wrong() {
+        let told = reference(&bytes()[..CHUNK]).check(&part(&bytes())).unwrap_err().to_string();
+        assert!(told.contains("has 3 chunks, memory had 1"), "{told}");
+        let told = Reference(HashMap::new()).check(&part(&bytes())).unwrap_err().to_string();
+        assert!(told.contains("was not there"), "{told}");
+    }
+}
