@@ -118,7 +118,7 @@ mod tests {
     }
 
     fn bytes() -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..2 * CHUNK).map(|at| (at * 31 >> 3) as u8).collect();
+        let mut bytes: Vec<u8> = (0..2 * CHUNK).map(|at| ((at * 31) >> 3) as u8).collect();
         bytes.resize(2 * CHUNK + 4096, 0);
         bytes
     }
