@@ -161,17 +161,20 @@ def test_a_program_with_copies_that_wait_is_imaged_and_goes_on_here_and_there(be
 @pytest.mark.parametrize("copies", [("between",), ("random", 5)], ids=["between", "random"])
 def test_a_program_that_copies_between_gpus_is_imaged_again_and_again_and_each_image_is_right(begin, copies, options):
     rekindle = begin("piece=256K,window=1M", REKINDLE_TUNING="gpu.moment=off")
-    gpu, phases = f"{GPU},devices=2", set()
+    gpu, images, met = f"{GPU},devices=2", [], copies[0] == "random"
     rekindle("run", "-d", *options, "--name", "program", "--gpu", gpu, "--", sys.executable, COPIES, *copies)
-    for number in range(3):
+    # Whether a copy is under way when it is stopped is chance.
+    while len(images) < 3 or (not met and len(images) < 30):
         rounds(rekindle, "program", 1)
-        report = rekindle.json("checkpoint", "program", "--to", f"image-{number}", "--leave-running")
-        phases.update(phase["name"] for phase in report["phases"])
+        report = rekindle.json("checkpoint", "program", "--to", f"image-{len(images)}", "--leave-running")
+        images.append(report["image"])
+        met |= any(phase["name"] == "the program's work" for phase in report["phases"])
     rounds(rekindle, "program", 1)
     rekindle("kill", "program")
-    assert "the program's work" in phases or copies[0] == "random", "no copy was under way"
-    for number in range(3):
-        rekindle("restore", "-d", f"image-{number}", "--name", "again", "--gpu", gpu, *options)
+    assert met, "no copy was under way"
+    # The last one met a copy, if it was not one of the first.
+    for image in images[-3:]:
+        rekindle("restore", "-d", image, "--name", "again", "--gpu", gpu, *options)
         rounds(rekindle, "again", 2)
         rekindle("kill", "again")
         rekindle.wait_end("again")
