@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from rekindle import CommandError, Rekindle
+from rekindle import PATIENCE, CommandError, Rekindle
 from test_bad_input import kill_daemon
 
 PROGRAM = Path(__file__).parent / "cut/steps.py"
@@ -142,6 +143,24 @@ def test_where_it_is_not_wanted_the_program_stands_still_until_all_is_written():
         names = [phase["name"] for phase in report["phases"]]
         assert "GPU memory" in names and "drain" not in names, names
         steps.take(2)
+
+
+def test_what_was_written_since_the_image_before_is_told():
+    with Rekindle() as rekindle:
+        steps = Steps(rekindle)
+        steps.take(1)
+        written = []
+        for number in range(3):
+            report = rekindle.json("checkpoint", "steps", "--to", f"image-{number}", "--leave-running")
+            written.append(report.get("written"))
+            # A step writes all of its buffer.
+            steps.take([1, 0, 0][number])
+        assert written[0] is None and [one["gpu_bytes"] for one in written[1:]] == [24 << 20, 0], written
+        assert all(0 < one["since_us"] < PATIENCE * 1e6 for one in written[1:]), written
+        traces = rekindle.json("trace", "steps", "--svg", rekindle.root / "picture")["traces"]
+        assert [trace.get("written") for trace in traces] == written
+        shown = rekindle("trace", "steps", "--svg", rekindle.root / "picture")
+        assert re.search(r"written since the image before, [0-9.]+ ms: 0 B of GPU memory \(0 B/s\)", shown), shown
 
 
 def test_the_next_image_copies_only_what_has_changed():

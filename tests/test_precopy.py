@@ -69,8 +69,12 @@ def test_each_image_of_a_program_that_writes_all_the_time_is_of_one_moment():
     with Rekindle(**CHECKED) as rekindle:
         start(rekindle)
         for number in range(2):
-            report = phases(take(rekindle, f"image-{number}"))
+            made = take(rekindle, f"image-{number}")
+            report = phases(made)
             assert before(report) > 12 << 20, report
+            if number:
+                copied = sum(report[name]["bytes"] for name in ("copy ahead", "copy again"))
+                assert made["written"]["cpu_bytes"] == copied > 0, made
             goes_on(rekindle)
         rekindle("kill", "writer")
         for number in range(2):

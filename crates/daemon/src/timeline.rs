@@ -1,8 +1,9 @@
 //! The phases of one checkpoint or restore, on one clock, in lanes that go on side by side.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use rekindle_protocol::daemon::Written;
 use rekindle_protocol::worker::{Phase, TransferReport};
 
 /// The lanes: who works.
@@ -37,6 +38,7 @@ pub struct Timeline {
     began: Instant,
     phases: Mutex<Vec<Phase>>,
     memory: Mutex<Vec<TransferReport>>,
+    written: OnceLock<Written>,
 }
 
 /// Where one thread notes what it does.
@@ -48,7 +50,12 @@ pub struct Lane<'a> {
 
 impl Timeline {
     pub fn begin() -> Timeline {
-        Timeline { began: Instant::now(), phases: Mutex::default(), memory: Mutex::default() }
+        Timeline {
+            began: Instant::now(),
+            phases: Mutex::default(),
+            memory: Mutex::default(),
+            written: OnceLock::new(),
+        }
     }
 
     pub fn elapsed_us(&self) -> u64 {
@@ -77,6 +84,15 @@ impl Timeline {
 
     pub fn memory(&self) -> Vec<TransferReport> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the program has written since its image before.
+    pub fn note_written(&self, written: Written) {
+        let _ = self.written.set(written);
+    }
+
+    pub fn written(&self) -> Option<Written> {
+        self.written.get().cloned()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Phase>> {

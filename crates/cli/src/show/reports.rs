@@ -3,6 +3,7 @@
 use rekindle_daemon::Finding;
 use rekindle_protocol::daemon::{
     MigrationPath, MigrationReport, Mode, NodeMigrationReport, Operation, Report, Round, SleepReport, Trace,
+    Written,
 };
 use rekindle_protocol::worker::{self, Phase, TransferReport};
 
@@ -13,7 +14,8 @@ pub fn report(report: &Report, verbose: bool) -> String {
     let cpu_alone = report.mode == Mode::Driver && report.gpu_processes == 0;
     let note = if cpu_alone { "\nno process uses a GPU: the image is of the CPU alone" } else { "" };
     let phases: &[Phase] = if verbose { &report.phases } else { &[] };
-    let memory = if verbose { ways(&report.memory) } else { String::new() };
+    let memory =
+        if verbose { ways(&report.memory) + &written(report.written.as_ref()) } else { String::new() };
     self::phases(phases, report.total_us, report.stopped_us) + &memory + note
 }
 
@@ -35,6 +37,19 @@ fn ways(memory: &[TransferReport]) -> String {
         format!("\nGPU memory, {all}: {what}, since {why}")
     };
     memory.iter().map(shown).collect()
+}
+
+/// How fast a program writes.
+fn written(written: Option<&Written>) -> String {
+    let shown = |written: &Written| {
+        let rate = |count: u64| (count as f64 * 1e6 / written.since_us.max(1) as f64) as u64;
+        let told =
+            |what: &str, count: u64| format!("{} of {what} memory ({}/s)", bytes(count), bytes(rate(count)));
+        let since = milliseconds(written.since_us);
+        let cpu = written.cpu_bytes.map(|count| format!(" and {}", told("CPU", count))).unwrap_or_default();
+        format!("\nwritten since the image before, {since} ms: {}{cpu}", told("GPU", written.gpu_bytes))
+    };
+    written.map(shown).unwrap_or_default()
 }
 
 /// How a program fell asleep or woke; with `verbose` by the phases.
@@ -88,7 +103,8 @@ pub fn trace(trace: &Trace) -> String {
     let word = operation(trace.operation);
     let problem = trace.problem.iter().map(|problem| format!("\nit failed: {problem}")).collect::<String>();
     let table = phases(&trace.phases, trace.total_us, trace.stopped_us);
-    format!("{word} {:?}, {}\n{table}{}{problem}", trace.image, trace.began, ways(&trace.memory))
+    let memory = ways(&trace.memory) + &written(trace.written.as_ref());
+    format!("{word} {:?}, {}\n{table}{memory}{problem}", trace.image, trace.began)
 }
 
 fn phases(phases: &[Phase], total_us: u64, stopped_us: u64) -> String {

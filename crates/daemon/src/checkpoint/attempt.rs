@@ -29,6 +29,7 @@ use crate::images::earlier_pages::EarlierPages;
 use crate::network;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::last_cut::LastCut;
 use crate::sandboxes::last_image::{LastImage, Links, patience};
 use crate::sandboxes::standstill::Standstill;
 use crate::timeline::{CPU, GPU, PAGES, Timeline};
@@ -121,6 +122,8 @@ pub(super) struct Attempt<'a> {
     pub(super) copied_ahead: OnceLock<()>,
     /// What the program's last image has of it, if it goes on.
     pub(super) last_image: Option<&'a Arc<LastImage>>,
+    /// What its GPU memory was then.
+    pub(super) last_cut: Option<&'a LastCut>,
     /// The page files of that image, if it is of use.
     pub(super) last_links: OnceLock<Links>,
     /// Those page files, and those that it was restored from, once they were opened.
@@ -154,6 +157,7 @@ impl<'a> Attempt<'a> {
             warnings: self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             phases: self.timeline.phases(),
             memory: self.timeline.memory(),
+            written: self.timeline.written(),
         }
     }
 
@@ -214,7 +218,7 @@ impl<'a> Attempt<'a> {
         let prepared = self.prepare(&mut spec);
         self.copy_again(pre_copy.as_ref());
         self.await_moment();
-        let stopped = Instant::now();
+        let stood_at = Instant::now();
         let mut standing = self.quiesce()?;
         self.step("quiesced")?;
         for barrier in standing.iter_mut().flat_map(Standstill::barriers_mut) {
@@ -256,7 +260,7 @@ impl<'a> Attempt<'a> {
             }
             Some(standing) => standing.end(),
         }
-        let stopped = stopped.elapsed();
+        let stopped = stood_at.elapsed();
         drop(pause);
         // Nothing stays protected unless it is of use to the next image.
         let pre_copy = pre_copy.filter(|_| self.last_image.is_some() && patience().is_some());
@@ -270,9 +274,7 @@ impl<'a> Attempt<'a> {
             drained.and(taken)?;
             giving_way(BESIDE_A_PROGRAM, || self.seal(&draft))?;
         }
-        if let Some(pre_copy) = pre_copy {
-            self.keep_last(pre_copy);
-        }
+        self.keep_last(stood_at, pre_copy);
         fault::point("committed")?;
         Ok(AttemptReport { stopped_us: stopped.as_micros() as u64, gpu_processes })
     }

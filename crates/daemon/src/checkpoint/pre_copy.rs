@@ -2,11 +2,14 @@
 
 use std::path::Path;
 use std::sync::PoisonError;
+use std::time::Instant;
 
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::tuning;
+use rekindle_protocol::worker::Phase;
 use rekindle_sandbox::Cpu;
 use rekindle_sandbox::pages::PreCopy;
+use rekindle_store::Image;
 
 use crate::error::Result;
 use crate::host::paths::private_directory;
@@ -18,6 +21,8 @@ use super::attempt::Attempt;
 
 /// Among CRIU's images, which are no directories.
 const DIRECTORY: &str = "ahead";
+/// The phases in which it is done.
+const COPIES: [&str; 2] = ["copy ahead", "copy again"];
 
 impl Attempt<'_> {
     /// Copies what a program that is to go on has in memory; none where that is not wanted, or cannot be done.
@@ -50,7 +55,8 @@ impl Attempt<'_> {
             scope.spawn(|| self.earlier_pages.get_or_init(|| self.read_earlier()));
             pre_copy.copy(&|| self.reply.check_wanted().is_ok())
         });
-        lane.note("copy ahead", start_us, self.timeline.elapsed_us() - start_us, bytes);
+        let [ahead, _] = COPIES;
+        lane.note(ahead, start_us, self.timeline.elapsed_us() - start_us, bytes);
         if self.last_links.get().is_some() {
             lane.note("in the last image", self.timeline.elapsed_us(), 0, pre_copy.based_bytes());
         }
@@ -70,21 +76,37 @@ impl Attempt<'_> {
         let Some(pre_copy) = pre_copy else { return };
         let start_us = self.timeline.elapsed_us();
         let bytes = pre_copy.copy_again(&|| self.reply.check_wanted().is_ok());
-        self.timeline.lane(PAGES).note("copy again", start_us, self.timeline.elapsed_us() - start_us, bytes);
+        let [_, again] = COPIES;
+        self.timeline.lane(PAGES).note(again, start_us, self.timeline.elapsed_us() - start_us, bytes);
     }
 
-    /// Has memory stay protected until the next image, which has that of this one then. Nothing depends on it.
-    pub(super) fn keep_last(&self, pre_copy: PreCopy) {
-        let (Some(last), Some(patience), Some(id)) = (self.last_image, patience(), self.made.get()) else {
-            return;
-        };
+    /// Keeps of the image that was just made what the next one is to know. Nothing depends on it.
+    pub(super) fn keep_last(&self, stood_at: Instant, pre_copy: Option<PreCopy>) {
+        let Some(id) = self.made.get().filter(|_| self.request.leave_running) else { return };
+        let image = self.daemon.store.image(self.request.to).ok();
+        let Some(image) = image.filter(|image| image.manifest().id == *id) else { return };
+        let written = self.last_cut.and_then(|last| last.replace(stood_at, &image, self.copied_bytes()));
+        written.into_iter().for_each(|written| self.timeline.note_written(written));
+        if let Some(pre_copy) = pre_copy {
+            self.keep_protected(pre_copy, &image);
+        }
+    }
+
+    /// Bytes of memory that were copied ahead since they are not in the last image.
+    fn copied_bytes(&self) -> Option<u64> {
+        self.last_links.get()?;
+        let copied = |phase: &Phase| phase.lane == PAGES && COPIES.contains(&&*phase.name);
+        Some(self.timeline.phases().iter().filter(|phase| copied(phase)).map(|phase| phase.bytes).sum())
+    }
+
+    /// Has memory stay protected until the next image, which has that of this one then.
+    fn keep_protected(&self, pre_copy: PreCopy, image: &Image) {
+        let (Some(last), Some(patience)) = (self.last_image, patience()) else { return };
         let layout = std::mem::take(&mut *self.layout.lock().unwrap_or_else(PoisonError::into_inner));
         if layout.is_empty() {
             return;
         }
-        let image = self.daemon.store.image(self.request.to).ok();
-        let Some(image) = image.filter(|image| image.manifest().id == *id) else { return };
-        match Links::make(self.daemon.paths.last_images().join(id), &image) {
+        match Links::make(self.daemon.paths.last_images().join(&image.manifest().id), image) {
             Ok(links) => {
                 let baseline = pre_copy.keep(layout, links.path());
                 if !baseline.is_empty() {

@@ -184,6 +184,7 @@ fn report(
         warnings,
         phases: timeline.phases(),
         memory: timeline.memory(),
+        written: None,
     }
 }
 

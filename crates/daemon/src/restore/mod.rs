@@ -241,6 +241,7 @@ pub fn restore(
         warnings: [warnings, damaged_advice].concat(),
         phases: timeline.phases(),
         memory: Vec::new(),
+        written: None,
     })
 }
 

@@ -24,6 +24,7 @@ use crate::images::verify::page_files;
 use crate::network::SandboxNetwork;
 use crate::pool::WorkerPool;
 use crate::sandboxes::admission::AdmissionSocket;
+use crate::sandboxes::last_cut::LastCut;
 use crate::sandboxes::last_image::LastImage;
 use crate::sandboxes::operation_lock::OperationLock;
 use crate::sandboxes::record::{Record, state_word};
@@ -34,6 +35,7 @@ use crate::sandboxes::workers::Workers;
 pub mod admission;
 pub mod asleep;
 mod error;
+pub mod last_cut;
 pub mod last_image;
 mod log_lines;
 pub mod logs;
@@ -72,6 +74,8 @@ pub struct Sandbox {
     pub pages: PathBuf,
     /// What its last image has of its memory.
     pub last_image: Arc<LastImage>,
+    /// What its GPU memory was then.
+    pub last_cut: LastCut,
     /// The store that its GPU half goes through from one worker to another.
     pub moving: PathBuf,
     /// The store that its workers write the state of its GPU half to, so that the loss of one can be mended.
@@ -118,6 +122,7 @@ impl Sandbox {
             log: paths.logs().join(format!("{id}.log")),
             pages: paths.pages().join(&id),
             last_image: Arc::default(),
+            last_cut: LastCut::default(),
             traces: traces::place(&paths.sandboxes(), &id),
             moving: paths.moving(),
             mending: paths.mending(),

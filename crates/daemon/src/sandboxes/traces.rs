@@ -57,6 +57,7 @@ impl Tracing {
             problem: result.as_ref().err().map(ToString::to_string),
             phases: timeline.phases(),
             memory: timeline.memory(),
+            written: timeline.written(),
         };
         match &result {
             Ok(_) => {
@@ -139,6 +140,7 @@ mod tests {
             problem: None,
             phases: Vec::new(),
             memory: Vec::new(),
+            written: None,
         }
     }
 

@@ -20,7 +20,7 @@ pub use event::{Event, EventNotice, LogLine, Stream};
 pub use recovery::{Recovery, RecoveryPlan, StepPlan};
 pub use report::{
     Level, LoadOrder, MigrationPath, MigrationReport, NodeMigrationReport, Operation, Report, Round,
-    SleepReport, Trace,
+    SleepReport, Trace, Written,
 };
 pub use sandbox::{Limits, Mending, Mode, Sandbox, SharedContexts, Spare, State, Stats, User};
 pub use start::{Framework, Python, Restore, Run, Take};

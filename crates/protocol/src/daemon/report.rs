@@ -23,6 +23,8 @@ pub struct Trace {
     /// As a [`Report`] has it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<TransferReport>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<Written>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,4 +151,18 @@ pub struct Report {
     /// How GPU memory came to the image of a program that goes on, for each of its processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<TransferReport>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<Written>,
+}
+
+/// What a program that goes on has written since its image before, as far as this one shows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written {
+    /// From one stop to the next.
+    pub since_us: u64,
+    /// Of chunks of 2 MB that are not what they were.
+    pub gpu_bytes: u64,
+    /// Of pages that were copied because they were written to; none where that was not noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_bytes: Option<u64>,
 }
