@@ -51,8 +51,8 @@ pub fn node(paths: &Paths, printer: &Printer, command: NodeCommand) -> Result<()
             let answer = simply_ask(paths, &Request::Node)?;
             printer.print(&answer, || text(&answer, "key"));
         }
-        NodeCommand::Add { name, address, key } => {
-            printer.print_json(&simply_ask(paths, &Request::AddNode { name, address, key })?);
+        NodeCommand::Add { name, address, key, arrays } => {
+            printer.print_json(&simply_ask(paths, &Request::AddNode { name, address, key, arrays })?);
         }
         NodeCommand::Ls => {
             let answer = simply_ask(paths, &Request::Nodes)?;
@@ -66,9 +66,10 @@ pub fn node(paths: &Paths, printer: &Printer, command: NodeCommand) -> Result<()
 }
 
 fn list(answer: &Value) -> String {
-    let mut table = show::table(&["NODE", "ADDRESS", "KEY"]);
+    let mut table = show::table(&["NODE", "ADDRESS", "ARRAYS", "KEY"]);
     for node in answer["nodes"].as_array().into_iter().flatten() {
-        table.add_row([text(node, "name"), text(node, "address"), text(node, "key")]);
+        let arrays = if node["arrays"] == true { "yes" } else { "no" };
+        table.add_row([text(node, "name"), text(node, "address"), arrays.to_string(), text(node, "key")]);
     }
     table.trim_fmt()
 }

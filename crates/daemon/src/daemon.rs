@@ -117,13 +117,13 @@ impl Daemon {
         store: Store,
         driver: Helper,
         pool: Arc<WorkerPool>,
-        data: Arc<Data>,
+        (data, peers): (Arc<Data>, Peers),
         (gateway, watchers, lock): (Gateway, Watchers, Lock),
     ) -> Result<Daemon> {
         let Watchers { access_log, spans } = watchers;
         let publisher = Publisher::new(paths.publish_wait);
         Ok(Daemon {
-            peers: Peers::open(paths.nodes())?,
+            peers,
             leaving: Claims::default(),
             paths,
             driver,

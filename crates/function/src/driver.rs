@@ -14,12 +14,13 @@ const NON_BLOCKING: c_uint = 1;
 /// Errors from which a context does not recover.
 const STICKY: [i32; 14] = [700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 721, 818, 999];
 /// Kinds of what is wrong with references and with data, as the library numbers them; both have one for what is not there.
-pub const PROBLEMS_OF_REFERENCES: [(c_int, &str); 5] = [
+pub const PROBLEMS_OF_REFERENCES: [(c_int, &str); 6] = [
     (1, "RefNotFoundError"),
     (4, "RefAccessError"),
     (5, "RefUnavailableError"),
     (6, "RefMemoryError"),
     (8, "RefGpuError"),
+    (9, "RefNodeError"),
 ];
 pub const PROBLEMS_OF_DATA: [(c_int, &str); 8] = [
     (1, "DataNotFoundError"),

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::exchange;
 
 /// Of all that is said here. Raised with every change.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// By this variable workers are told where the memory daemon listens.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_DATA_SOCKET";
@@ -197,6 +197,8 @@ pub enum ProblemKind {
     Name = 7,
     /// The GPU failed while it was loaded.
     Gpu = 8,
+    /// Another node, which has it, is not known, cannot be reached or refuses.
+    Node = 9,
 }
 
 impl Problem {

@@ -7,6 +7,8 @@
 //!           Get ─▶            ◀─ OnHost + memory of the host    Here + memory, or Copied ─▶   ┄
 //!   before an answer that needs room on the GPU, as often as needed:
 //!                             ◀─ MoveOut + both memories    Moved ─▶
+//!   rekindled, for another node
+//!           Lend ─▶           ◀─ Lent + memory              ┄ open until it is sent
 //! ```
 //!
 //! The memory of an array that is over may have the next one: its giver has it mapped still, and so may a taker, who knows it by
@@ -23,22 +25,32 @@ use crate::data::Problem;
 pub enum ExchangeRequest {
     /// Keep an array.
     Put(Put),
-    /// Have an array, on the GPU with this UUID.
-    Get { owner: String, gpu: String, id: String },
+    /// Have an array of so many bytes on this GPU. It may be one of another node.
+    Get { owner: String, gpu: Gpu, id: String, bytes: u64 },
     /// The array is not needed any more. With `use_only`: by one of those that it was put for.
     Drop { owner: String, id: String, use_only: bool },
     /// A program lacks so much memory of the GPU: move out what nobody has mapped.
     MakeRoom { gpu: String, bytes: u64 },
+    /// Have an array in memory of the host, to send it to another node.
+    Lend { owner: String, id: String },
     /// How much there is.
     Count {},
+}
+
+/// A GPU of this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    pub uuid: String,
+    /// What workers are started with that have it: as `--gpu` names it, perhaps among others.
+    pub choice: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Put {
     /// Whose it is: none else gets it.
     pub owner: String,
-    /// UUID of the GPU that it lies on.
-    pub gpu: String,
+    /// That it lies on.
+    pub gpu: Gpu,
     pub bytes: u64,
     /// Bytes of the memory that it lies in.
     pub room: u64,
@@ -79,12 +91,29 @@ pub enum Answer {
         room: u64,
         keep: bool,
     },
+    /// With a descriptor of memory of the host that has it; or, if it lies on this GPU, with two: that GPU's memory, and memory
+    /// of the host that it is to be copied to.
+    Lent {
+        array: ArrayKind,
+        gpu: Option<Gpu>,
+    },
     /// What was asked is done; so many bytes of the GPU's memory were given back.
     Done {
         freed: u64,
     },
     Counts(Vec<Count>),
     Failed(Problem),
+}
+
+/// What one node has to know of another's array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrayKind {
+    pub bytes: u64,
+    /// Bytes of the GPU's memory that it takes.
+    pub room: u64,
+    pub expiry_ms: u64,
+    /// It goes after some uses.
+    pub counted: bool,
 }
 
 /// What a worker says in the middle.

@@ -7,6 +7,7 @@
 //! | daemon ↔ worker | a Unix socket, frames | [`worker`] |
 //! | worker ↔ worker of the same sandbox | a Unix socket, frames | [`ipc`] |
 //! | worker, daemon ↔ memory daemon | a Unix socket, frames | [`data`], [`exchange`] |
+//! | memory daemon ↔ daemon | a Unix socket, frames | [`elsewhere`] |
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //! | command line ↔ sandbox's init, for a terminal | a Unix socket, packets | [`terminal`] |
 //!
@@ -17,6 +18,7 @@ pub mod daemon;
 pub mod data;
 pub mod data_slot;
 pub mod descriptors;
+pub mod elsewhere;
 pub mod exchange;
 pub mod fault;
 pub mod frame;

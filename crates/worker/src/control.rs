@@ -21,7 +21,7 @@ use rekindle_protocol::worker::{
     ask,
 };
 
-use crate::dispatch::{Dispatcher, Ended, Remote};
+use crate::dispatch::{DispatchError, Dispatcher, Ended, Remote};
 use crate::image::{self, CodePreCopy, LeftMemory, Loading, PreCopy};
 use crate::keeper;
 use crate::link::Link;
@@ -304,10 +304,16 @@ impl Control {
                 self.mend((store.into(), name), descriptors).map(answer::<ask::Mend>)
             }
             Request::TakeUp(request) => self.take_up(stream, request, descriptors).map(answer::<ask::TakeUp>),
-            Request::Belong(ask::Belong { owner }) => {
-                self.remote.run(move |dispatcher| dispatcher.client.exchange.owner = Some(owner));
+            Request::Belong(ask::Belong { owner, gpu }) => {
+                self.remote.run(move |dispatcher| dispatcher.client.exchange.belong(owner, gpu));
                 Ok(answer::<ask::Belong>(()))
             }
+            Request::CopyArray(ask::CopyArray { gpu, bytes, room }) => self
+                .work(stream, move |dispatcher, _| {
+                    let copied = dispatcher.client.copy_for_node(&gpu, (bytes, room), &descriptors);
+                    copied.map_err(DispatchError::Array)
+                })
+                .map(answer::<ask::CopyArray>),
             Request::AwaitMoment(ask::AwaitMoment { limit_ms }) => {
                 self.await_moment(Duration::from_millis(limit_ms)).map(answer::<ask::AwaitMoment>)
             }

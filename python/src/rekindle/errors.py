@@ -82,6 +82,10 @@ class RefMemoryError(RefError):
     """The GPU or the host has no room for it."""
 
 
+class RefNodeError(RefError):
+    """Another node has it, which is not known here, cannot be reached or refuses."""
+
+
 class RefUnavailableError(RefError):
     """The memory daemon cannot be reached, or this program is in no sandbox."""
 

@@ -18,6 +18,7 @@ from rekindle.errors import (
     RefError,
     RefGpuError,
     RefMemoryError,
+    RefNodeError,
     RefNotFoundError,
     RefUnavailableError,
     SerializationError,
@@ -32,6 +33,7 @@ ERRORS: dict[int, type[RefError]] = {
     5: RefUnavailableError,
     6: RefMemoryError,
     8: RefGpuError,
+    9: RefNodeError,
 }
 NAMES = {(code, bits): name for name, (code, bits, _) in DTYPES.items()}
 TYPESTRS = {f"{letter}{bits // 8}": name for name, (_, bits, letter) in DTYPES.items() if letter}

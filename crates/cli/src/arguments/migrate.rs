@@ -50,6 +50,9 @@ pub enum NodeCommand {
         address: String,
         /// What `rekindle node id` prints there.
         key: String,
+        /// Have functions of apps and tenants with the same names there and here get each other's arrays.
+        #[arg(long)]
+        arrays: bool,
     },
     /// List the nodes that are known.
     Ls,

@@ -10,6 +10,8 @@
 //! It is a process of its own: what reads answers of servers, and may take much memory, is not what holds sandboxes. It
 //! ends with this daemon. Who has connected waits at the socket while there is none.
 
+mod lend;
+
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,6 +32,8 @@ use rekindle_protocol::frame::{self, FrameError, Limits};
 
 use crate::error::{Error, Result};
 use crate::host::paths::Paths;
+
+pub use lend::Loan;
 
 /// One that ended sooner than this has the next one wait.
 const SOON: Duration = Duration::from_secs(1);
@@ -65,8 +69,8 @@ pub struct Data {
 }
 
 impl Data {
-    /// Listens, and has a thread see to it that somebody answers.
-    pub fn open(paths: &Paths, program: PathBuf, limits: DataLimits) -> Result<Arc<Data>> {
+    /// Listens, and has a thread see to it that somebody answers. Names of arrays that are put here begin with `node`.
+    pub fn open(paths: &Paths, program: PathBuf, limits: DataLimits, node: String) -> Result<Arc<Data>> {
         let socket = paths.data_socket();
         let failed = |source| Error::io("listen on", &socket, source);
         match std::fs::remove_file(&socket) {
@@ -77,7 +81,8 @@ impl Data {
         std::fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(failed)?;
         let runs = Arc::new(AtomicBool::new(false));
         let log = paths.logs().join("memory.log");
-        let keeper = Keeper { program, log, limits, listener, runs: runs.clone() };
+        let node = (node, paths.elsewhere_socket());
+        let keeper = Keeper { program, log, limits, node, listener, runs: runs.clone() };
         let thread = std::thread::Builder::new().name("memory".into()).spawn(move || keeper.run());
         thread.map_err(|source| Error::system("start a thread", source))?;
         Ok(Arc::new(Data { socket, runs }))
@@ -187,6 +192,8 @@ struct Keeper {
     program: PathBuf,
     log: PathBuf,
     limits: DataLimits,
+    /// How names of arrays begin, and where it asks for those of other nodes.
+    node: (String, PathBuf),
     listener: UnixListener,
     runs: Arc<AtomicBool>,
 }
@@ -226,6 +233,8 @@ impl Keeper {
                 [data, self.limits.patience.as_secs(), self.limits.exchange_gpu, exchange]
                     .map(|n| n.to_string()),
             )
+            .arg(&self.node.0)
+            .arg(&self.node.1)
             .arg(self.limits.files.as_deref().unwrap_or("".as_ref()))
             .args(&self.limits.writable)
             .current_dir("/")

@@ -215,6 +215,11 @@ impl Paths {
         self.runs.join(format!("data-{}.sock", self.name))
     }
 
+    /// Where the memory daemon asks for what other nodes have.
+    pub fn elsewhere_socket(&self) -> PathBuf {
+        self.runs.join(format!("elsewhere-{}.sock", self.name))
+    }
+
     /// Where processes listen whose contexts are shared.
     pub fn contexts(&self) -> PathBuf {
         self.runs.join(format!("contexts-{}", self.name))

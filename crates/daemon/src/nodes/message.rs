@@ -1,6 +1,8 @@
 //! What two nodes say to each other. Who connects says what for; then one asks and the other answers.
 
 use rekindle_protocol::daemon::User;
+use rekindle_protocol::data::Problem;
+use rekindle_protocol::exchange::ArrayKind;
 use rekindle_protocol::network::Port;
 use rekindle_protocol::terminal::WindowSize;
 use serde::{Deserialize, Serialize};
@@ -17,6 +19,10 @@ pub enum Hello {
     Settle { id: String },
     /// Who has asked that knows the answer.
     Forget { id: String },
+    /// An array of this owner's is wanted. If it is to be had, an [`ArrayAsk`] follows.
+    Array { owner: String, id: String },
+    /// An array is not needed any more. With `use_only`: by one of those that it was put for.
+    DropArray { owner: String, id: String, use_only: bool },
 }
 
 /// A program that is to move.
@@ -78,4 +84,26 @@ pub enum Answer {
     },
     /// That is not known yet.
     Open,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub enum ArrayAsk {
+    /// There is room for the array: it is to be sent.
+    Send,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "answer", content = "what", rename_all = "kebab-case")]
+pub enum ArrayAnswer {
+    /// It is there.
+    Here(ArrayKind),
+    /// Its bytes follow.
+    Ready,
+    /// That was all, and this is its BLAKE3 hash.
+    Sent {
+        hash: String,
+    },
+    Done,
+    Failed(Problem),
 }

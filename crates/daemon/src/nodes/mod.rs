@@ -1,4 +1,4 @@
-//! Programs that move to other nodes, daemon to daemon.
+//! Programs that move to other nodes, daemon to daemon, and [`arrays`] that functions hand on there.
 //!
 //! ```text
 //! here    ──runs── round ─ round ──┬ stands still: the last image ────────── given away ─┬─ ends
@@ -9,6 +9,7 @@
 //! was accepted ([`arrival`]). Before the first it goes on here at once, whatever fails. After it the other node is asked
 //! ([`settle`]), and the program stands still, held by its own init, until that has said which of the two has it.
 
+mod arrays;
 mod arrival;
 mod departure;
 mod error;
@@ -38,6 +39,7 @@ use crate::sandboxes::record::Record;
 
 use message::{Answer, Hello};
 
+pub use arrays::listen as listen_to_memory;
 pub use arrival::{Outcome, outcome, take_up};
 pub use departure::{Departure, depart};
 pub use error::NodeError;
@@ -89,6 +91,10 @@ fn hear(daemon: &Arc<Daemon>, socket: TcpStream, _slot: ConnectionSlot) -> Resul
     let mut link = daemon.peers.ends()?.accept(socket)?;
     let from = link.peer.key;
     match link.receive(MESSAGE_LIMIT)? {
+        Hello::Array { owner, id } => arrays::give(daemon, &mut link, &owner, &id),
+        Hello::DropArray { owner, id, use_only } => {
+            arrays::drop_here(daemon, &mut link, &owner, &id, use_only)
+        }
         Hello::Migrate(offer) => arrival::arrive(daemon, &mut link, *offer),
         Hello::Settle { id } => link.send(&match daemon.peers.arrivals.settle(&id, from, SETTLE_LIMIT) {
             Some(ArrivalFate::Runs) => Answer::Runs { ports: arrival::ports(daemon, &id) },
@@ -121,12 +127,12 @@ pub fn list(daemon: &Daemon) -> Value {
     json!({ "nodes": daemon.peers.known.all() })
 }
 
-pub fn add(daemon: &Daemon, name: String, address: String, key: &str) -> Result<Value> {
+pub fn add(daemon: &Daemon, name: String, address: String, key: &str, arrays: bool) -> Result<Value> {
     let key = key.parse().map_err(|reason| PeerError::Bad { reason })?;
     if key == daemon.peers.key()?.public {
         return Err(PeerError::Bad { reason: "that is this node's own key".to_string() }.into());
     }
-    let peer = Peer { name, address, key };
+    let peer = Peer { name, address, key, arrays };
     daemon.peers.known.add(peer.clone())?;
     Ok(json!(peer))
 }

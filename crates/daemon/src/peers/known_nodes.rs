@@ -23,6 +23,9 @@ pub struct Peer {
     /// Host and port.
     pub address: String,
     pub key: PublicKey,
+    /// Functions there and here have each other's arrays.
+    #[serde(default)]
+    pub arrays: bool,
 }
 
 pub struct KnownNodes {
@@ -55,6 +58,13 @@ impl KnownNodes {
 
     pub fn with_key(&self, key: &PublicKey) -> Option<Peer> {
         self.lock().iter().find(|peer| peer.key == *key).cloned()
+    }
+
+    /// The node whose key begins with these digits; if several do, one that arrays are handed on with.
+    pub fn with_digits(&self, digits: &str) -> Option<Peer> {
+        let peers = self.lock();
+        let fit = peers.iter().filter(|peer| peer.key.to_string().starts_with(digits));
+        fit.max_by_key(|peer| peer.arrays).cloned()
     }
 
     /// Adds a node; one of this name or with this key gives way.
@@ -107,7 +117,12 @@ mod tests {
     use super::*;
 
     fn peer(name: &str, digit: &str) -> Peer {
-        Peer { name: name.into(), address: "host:7420".into(), key: digit.repeat(64).parse().unwrap() }
+        Peer {
+            name: name.into(),
+            address: "host:7420".into(),
+            key: digit.repeat(64).parse().unwrap(),
+            arrays: false,
+        }
     }
 
     #[test]
@@ -120,6 +135,8 @@ mod tests {
         assert_eq!(known.all(), [peer("a", "3"), peer("c", "1")]);
         assert_eq!(KnownNodes::load(directory.path()).unwrap().all(), known.all());
         assert_eq!(known.with_key(&peer("", "1").key), Some(peer("c", "1")));
+        assert_eq!(known.with_digits("33333333"), Some(peer("a", "3")));
+        assert_eq!(known.with_digits("31"), None);
         known.remove("a").unwrap();
         assert!(known.get("a").is_err() && known.remove("a").is_err());
         for address in ["", "host", "host:", ":1", "host:0", "host:x"] {

@@ -11,6 +11,8 @@ mod trust;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use rekindle_protocol::elsewhere::NODE_DIGITS;
+
 use crate::error::{Error, Result};
 use crate::host::paths::private_directory;
 
@@ -25,7 +27,7 @@ pub use link::{Link, MESSAGE_LIMIT};
 /// What is known of other nodes.
 pub struct Peers {
     directory: PathBuf,
-    /// Made when it is first needed.
+    /// Made by the first daemon.
     key: OnceLock<Arc<Key>>,
     pub known: Arc<KnownNodes>,
     pub arrivals: Arrivals,
@@ -48,6 +50,11 @@ impl Peers {
             let _ = self.key.set(Arc::new(Key::load(&self.directory)?));
         }
         self.key.get().ok_or_else(|| Error::system("have a key", std::io::ErrorKind::NotFound))
+    }
+
+    /// How names begin of what is put here: with the first digits of this node's key.
+    pub fn name(&self) -> Result<String> {
+        Ok(self.key()?.public.to_string()[..NODE_DIGITS].to_string())
     }
 
     pub fn ends(&self) -> Result<Ends> {

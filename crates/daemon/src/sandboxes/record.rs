@@ -201,7 +201,7 @@ impl Record {
     /// shares contexts with, else of the app whose service it is an instance of, else its own. Services of one app are named
     /// alike up to the last `-`.
     pub fn owner(&self) -> String {
-        self.owner_of_several().unwrap_or_else(|| format!("sandbox:{}", self.id))
+        self.owner_of_several().unwrap_or_else(|| format!("{ALONE}{}", self.id))
     }
 
     /// As [`Record::owner`], if other programs may be of it too.
@@ -349,6 +349,14 @@ fn load(path: &Path) -> std::result::Result<Record, RecordError> {
 
 /// What the names begin with by which the functions of an app share contexts. No other name has a colon.
 pub const APP: &str = "app:";
+
+/// What the name of an owner begins with that is one program alone.
+const ALONE: &str = "sandbox:";
+
+/// Whether an owner may be of several programs, and at several nodes.
+pub fn is_of_several(owner: &str) -> bool {
+    !owner.starts_with(ALONE)
+}
 
 /// Whose a program is, if others are too: of a service's tenant, of those that share contexts by one name, or of the service.
 pub fn owner(tenant: Option<&str>, sharers: Option<&str>, service: Option<&str>) -> Option<String> {

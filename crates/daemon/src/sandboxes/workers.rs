@@ -141,7 +141,7 @@ impl Sandbox {
             }
             None => self.pool.worker(gpu, wanted, address, &self.log, || self.on_worker_end())?,
         };
-        worker.set_owner(self.record().owner());
+        worker.set_owner(self.record().owner(), gpu);
         slice.into_iter().for_each(|slice| worker.set_slice(slice));
         workers.all.push(worker.clone());
         Ok(worker)

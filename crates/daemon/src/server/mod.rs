@@ -382,7 +382,7 @@ fn answer(
         Request::TakeBack { name } => nodes::take_back(&*sandbox(&name)?)?,
         Request::Node => nodes::own(daemon)?,
         Request::Nodes => nodes::list(daemon),
-        Request::AddNode { name, address, key } => nodes::add(daemon, name, address, &key)?,
+        Request::AddNode { name, address, key, arrays } => nodes::add(daemon, name, address, &key, arrays)?,
         Request::RemoveNode { name } => nodes::remove(daemon, &name)?,
         Request::Serve { name, image, service } => services::serve(daemon, &name, &image, &service)?,
         Request::Services => services::list(daemon)?,

@@ -26,6 +26,7 @@ use crate::images::verify::page_files;
 use crate::images::verify::page_files::First;
 use crate::migration;
 use crate::nodes::{self, Outcome};
+use crate::peers::Peers;
 use crate::pool::{PoolSize, WorkerPool};
 use crate::recovery;
 use crate::restore::{self, mapped, proof};
@@ -80,9 +81,11 @@ impl Daemon {
         let caches = Caches::new(caches, store.root().to_path_buf(), spares.clone());
         let contexts = Contexts::open(&paths, program.clone());
         let pool = WorkerPool::new(program.clone(), pool, spares, caches, contexts);
-        let data = Data::open(&paths, program.clone(), data)?;
-        let daemon =
-            Arc::new(Daemon::new(paths, program, store, driver, pool, data, (gateway, watchers, lock))?);
+        let peers = Peers::open(paths.nodes())?;
+        let data = Data::open(&paths, program.clone(), data, peers.name()?)?;
+        let has = (gateway, watchers, lock);
+        let daemon = Arc::new(Daemon::new(paths, program, store, driver, pool, (data, peers), has)?);
+        nodes::listen_to_memory(&daemon)?;
         if let Some(spans) = &daemon.spans {
             spans.begin(Arc::downgrade(&daemon.sandboxes))?;
         }

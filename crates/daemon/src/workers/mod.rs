@@ -92,8 +92,8 @@ pub struct Worker {
     shared: bool,
     /// This daemon started it, and it may not listen yet. Of any other a refused connection means its end.
     starting: bool,
-    /// Whose arrays its client hands on.
-    owner: Mutex<Option<String>>,
+    /// Whose arrays its client hands on, and what workers of its GPU are started with.
+    owner: Mutex<Option<(String, String)>>,
     /// The addresses that its client keeps to, if it may share contexts.
     slice: OnceLock<Slice>,
     /// Since it was told to end, until it has.
@@ -241,14 +241,16 @@ impl Worker {
     }
 
     /// Whose arrays its client is to have and hand on.
-    pub fn set_owner(&self, owner: String) {
-        *lock(&self.owner) = Some(owner);
+    pub fn set_owner(&self, owner: String, gpu: &str) {
+        *lock(&self.owner) = Some((owner, gpu.to_string()));
     }
 
     /// Tells it whose arrays its client hands on, before it has that.
     pub fn tell_owner(&self) -> Result<()> {
         let owner = lock(&self.owner).clone();
-        owner.map_or(Ok(()), |owner| self.ask("tell it whose program it serves", ask::Belong { owner }, &[]))
+        owner.map_or(Ok(()), |(owner, gpu)| {
+            self.ask("tell it whose program it serves", ask::Belong { owner, gpu }, &[])
+        })
     }
 
     pub fn is_settled(&self) -> bool {

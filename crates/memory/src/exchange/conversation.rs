@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::data::{Problem, ProblemKind};
-use rekindle_protocol::exchange::{Answer, ExchangeMessage, ExchangeRequest, Put};
+use rekindle_protocol::exchange::{Answer, ExchangeMessage, ExchangeRequest, Gpu, Put};
 use rekindle_protocol::frame::{self, FrameError};
 
+use super::lend::Loan;
 use super::moves::{Move, Return};
 use super::room::{GpuRoom, RoomRequest};
 use super::{Exchange, Found};
@@ -26,15 +27,21 @@ pub fn serve(
     let talk = Connection { stream, exchange };
     match request {
         ExchangeRequest::Put(put) => talk.put(&put),
-        ExchangeRequest::Get { owner, gpu, id } => match exchange.get(&owner, &id) {
+        ExchangeRequest::Get { owner, gpu, id, bytes } => match exchange.get_anywhere(&owner, &id, bytes) {
             Ok(found) => talk.give(found, &gpu),
             Err(problem) => talk.refuse(problem),
         },
-        ExchangeRequest::Drop { owner, id, use_only } => match exchange.drop_item(&owner, &id, use_only) {
-            Ok(()) => talk.say(&Answer::Done { freed: 0 }, &[]),
+        ExchangeRequest::Drop { owner, id, use_only } => {
+            match exchange.drop_anywhere(&owner, &id, use_only) {
+                Ok(()) => talk.say(&Answer::Done { freed: 0 }, &[]),
+                Err(problem) => talk.refuse(problem),
+            }
+        }
+        ExchangeRequest::MakeRoom { gpu, bytes } => talk.make_room(&gpu, bytes),
+        ExchangeRequest::Lend { owner, id } => match exchange.lend(&owner, &id) {
+            Ok(loan) => talk.lend(&loan),
             Err(problem) => talk.refuse(problem),
         },
-        ExchangeRequest::MakeRoom { gpu, bytes } => talk.make_room(&gpu, bytes),
         ExchangeRequest::Count {} => talk.say(&Answer::Counts(exchange.counts()), &[]),
     }
 }
@@ -60,7 +67,7 @@ impl Connection<'_> {
     }
 
     fn put(&self, put: &Put) -> Result<(), FrameError> {
-        let room = match self.reserve(&put.gpu, put.room)? {
+        let room = match self.reserve(&put.gpu.uuid, put.room)? {
             Ok(room) => room,
             Err(problem) => return self.refuse(problem),
         };
@@ -78,10 +85,10 @@ impl Connection<'_> {
         }
     }
 
-    fn give(&self, found: Found, wanted: &str) -> Result<(), FrameError> {
+    fn give(&self, found: Found, wanted: &Gpu) -> Result<(), FrameError> {
         let _holder = match found {
             Found::Gpu { gpu, memory, name, bytes, room, holder } => {
-                self.say(&Answer::OnGpu { gpu, bytes, room, memory: name }, &[memory.as_fd()])?;
+                self.say(&Answer::OnGpu { gpu: gpu.uuid, bytes, room, memory: name }, &[memory.as_fd()])?;
                 holder
             }
             Found::Host(back) => match self.bring_back(back, wanted)? {
@@ -94,10 +101,19 @@ impl Connection<'_> {
         self.hear().map(drop)
     }
 
+    /// Returns when it is sent.
+    fn lend(&self, loan: &Loan) -> Result<(), FrameError> {
+        self.say(&Answer::Lent { array: loan.array, gpu: loan.gpu() }, &loan.memories())?;
+        self.stream.set_read_timeout(None)?;
+        self.hear().map(drop)
+    }
+
     /// Gives an array that lies on the host. Where the GPU has no room for it the taker has it for itself alone.
-    fn bring_back(&self, back: Return, gpu: &str) -> Result<Option<super::Holder>, FrameError> {
-        let kept =
-            self.reserve(gpu, back.room)?.inspect_err(|problem| log::info!("{}", problem.sentence)).ok();
+    fn bring_back(&self, back: Return, gpu: &Gpu) -> Result<Option<super::Holder>, FrameError> {
+        let kept = self
+            .reserve(&gpu.uuid, back.room)?
+            .inspect_err(|problem| log::info!("{}", problem.sentence))
+            .ok();
         let answer = Answer::OnHost { bytes: back.bytes, room: back.room, keep: kept.is_some() };
         self.say(&answer, &[back.memory.as_fd()])?;
         Ok(match (self.hear()?, kept) {

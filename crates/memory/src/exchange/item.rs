@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::data::{Problem, ProblemKind};
-use rekindle_protocol::exchange::Put;
+use rekindle_protocol::exchange::{ArrayKind, Gpu, Put};
 
 /// Where it lies.
 pub(super) enum ArrayLocation {
     /// Memory that its giver may use again has a name.
     Gpu {
-        gpu: String,
+        gpu: Gpu,
         memory: OwnedFd,
         name: Option<String>,
     },
@@ -57,8 +57,35 @@ impl Item {
         }
     }
 
+    /// A copy of what another node has.
+    pub(super) fn fetched(owner: &str, array: &ArrayKind, memory: OwnedFd, order: u64) -> Item {
+        Item {
+            owner: owner.to_string(),
+            bytes: array.bytes,
+            room: array.room,
+            location: ArrayLocation::Host { memory },
+            holders: 0,
+            moving: false,
+            since: Instant::now(),
+            order,
+            expiry: Duration::from_millis(array.expiry_ms),
+            uses: None,
+            dropped: false,
+        }
+    }
+
+    /// What another node has to know of it.
+    pub(super) fn kind(&self) -> ArrayKind {
+        ArrayKind {
+            bytes: self.bytes,
+            room: self.room,
+            expiry_ms: self.expiry.as_millis() as u64,
+            counted: self.uses.is_some(),
+        }
+    }
+
     pub(super) fn is_on(&self, wanted: &str) -> bool {
-        matches!(&self.location, ArrayLocation::Gpu { gpu, .. } if gpu == wanted)
+        matches!(&self.location, ArrayLocation::Gpu { gpu, .. } if gpu.uuid == wanted)
     }
 
     pub(super) fn is_on_host(&self) -> bool {

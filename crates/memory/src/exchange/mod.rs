@@ -10,11 +10,13 @@
 //! undone if that goes away ([`conversation`]). All of it ends with this process; what takers have mapped stays theirs.
 
 mod conversation;
+mod elsewhere;
 mod item;
+mod lend;
 mod moves;
 mod room;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -22,11 +24,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::data::{Problem, ProblemKind};
-use rekindle_protocol::exchange::{Count, Put};
+use rekindle_protocol::exchange::{Count, Gpu, Put};
 
 use item::{ArrayLocation, Item};
 
 pub use conversation::serve;
+pub use elsewhere::Node;
 
 /// The most bytes of all arrays together.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +48,9 @@ struct ExchangeState {
     host_reserved: u64,
     /// How often something was used.
     used: u64,
+    /// What is on its way from other nodes, and how many arrays have come.
+    coming: HashSet<String>,
+    fetched: u64,
     /// Arrays that were over last.
     over: VecDeque<String>,
 }
@@ -61,6 +67,7 @@ impl ExchangeState {
 
 pub struct Exchange {
     most: ExchangeLimits,
+    node: Node,
     known: Mutex<ExchangeState>,
     changed: Condvar,
 }
@@ -82,23 +89,23 @@ impl Drop for Holder {
 
 /// What a taker finds.
 pub enum Found {
-    /// On the GPU with this UUID.
-    Gpu { gpu: String, memory: OwnedFd, name: Option<String>, bytes: u64, room: u64, holder: Holder },
+    /// On this GPU.
+    Gpu { gpu: Gpu, memory: OwnedFd, name: Option<String>, bytes: u64, room: u64, holder: Holder },
     /// On the host: nobody else comes to it for as long as this is there.
     Host(moves::Return),
 }
 
 impl Exchange {
     /// With a thread that drops what has expired.
-    pub fn begin(most: ExchangeLimits) -> std::io::Result<Arc<Exchange>> {
-        let exchange = Exchange::new(most);
+    pub fn begin(most: ExchangeLimits, node: Node) -> std::io::Result<Arc<Exchange>> {
+        let exchange = Exchange::new(most, node);
         let own = exchange.clone();
         std::thread::Builder::new().name("exchange".into()).spawn(move || own.expire())?;
         Ok(exchange)
     }
 
-    fn new(most: ExchangeLimits) -> Arc<Exchange> {
-        Arc::new(Exchange { most, known: Mutex::default(), changed: Condvar::new() })
+    fn new(most: ExchangeLimits, node: Node) -> Arc<Exchange> {
+        Arc::new(Exchange { most, node, known: Mutex::default(), changed: Condvar::new() })
     }
 
     fn known(&self) -> MutexGuard<'_, ExchangeState> {
@@ -136,7 +143,7 @@ impl Exchange {
         (memory, name): (OwnedFd, Option<String>),
         room: room::GpuRoom,
     ) -> std::io::Result<String> {
-        let id = random()?;
+        let id = random(&self.node.name)?;
         let name = name.unwrap_or_else(|| id.clone());
         let mut known = self.known();
         known.used += 1;
@@ -236,11 +243,12 @@ fn duplicate(memory: &OwnedFd) -> Result<OwnedFd, Problem> {
     })
 }
 
-/// A name that nobody else has, in a later process neither.
-fn random() -> std::io::Result<String> {
+/// A name of 32 digits that begins so and that nobody else has, in a later process neither.
+fn random(beginning: &str) -> std::io::Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    let digits = bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Ok(beginning.chars().chain(digits.chars()).take(digits.len()).collect())
 }
 
 #[cfg(test)]
@@ -253,16 +261,27 @@ mod tests {
     const MB: u64 = 1 << 20;
 
     fn exchange() -> Arc<Exchange> {
-        Exchange::new(ExchangeLimits { gpu: 4 * MB, host: 4 * MB })
+        Exchange::new(ExchangeLimits { gpu: 4 * MB, host: 4 * MB }, Node::default())
+    }
+
+    fn gpu() -> Gpu {
+        Gpu { uuid: "g".into(), choice: "emulated".into() }
     }
 
     fn put(expiry_ms: u64, uses: u32) -> Put {
-        let (owner, gpu) = ("app:a".into(), "g".into());
-        Put { owner, gpu, bytes: MB, room: 2 * MB, expiry_ms, uses, before: Vec::new() }
+        Put {
+            owner: "app:a".into(),
+            gpu: gpu(),
+            bytes: MB,
+            room: 2 * MB,
+            expiry_ms,
+            uses,
+            before: Vec::new(),
+        }
     }
 
     fn kept(exchange: &Arc<Exchange>, put: &Put) -> String {
-        let Ok(RoomRequest::Room(room)) = exchange.reserve(&put.gpu, put.room) else {
+        let Ok(RoomRequest::Room(room)) = exchange.reserve(&put.gpu.uuid, put.room) else {
             panic!("there is room")
         };
         exchange.keep(put, (memory_file::filled(MB).unwrap().into(), None), room).unwrap()
@@ -291,7 +310,7 @@ mod tests {
         assert_eq!(counts(&exchange), (2, 0, 2 * MB, MB));
         let Ok(Found::Host(back)) = exchange.get("app:a", &second) else { panic!("it is on the host") };
         let Ok(RoomRequest::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
-        let holder = back.kept("g", memory_file::filled(MB).unwrap().into(), room);
+        let holder = back.kept(&gpu(), memory_file::filled(MB).unwrap().into(), room);
         assert_eq!(counts(&exchange), (2, 1, 4 * MB, 0));
         let Ok(Found::Gpu { name, .. }) = exchange.get("app:a", &second) else { panic!("it is on the GPU") };
         assert_eq!(name, None, "that is other memory than the giver's");

@@ -4,6 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use rekindle_protocol::exchange::Gpu;
+
 use super::item::ArrayLocation;
 use super::room::GpuRoom;
 use super::{Exchange, Holder};
@@ -67,10 +69,10 @@ impl Return {
     }
 
     /// It lies on this GPU from now on, where whoever has copied it has it mapped.
-    pub(super) fn kept(self, gpu: &str, memory: OwnedFd, room: GpuRoom) -> Holder {
+    pub(super) fn kept(self, gpu: &Gpu, memory: OwnedFd, room: GpuRoom) -> Holder {
         let mut left = None;
         self.exchange.change(&self.id, |item| {
-            let location = ArrayLocation::Gpu { gpu: gpu.to_string(), memory, name: None };
+            let location = ArrayLocation::Gpu { gpu: gpu.clone(), memory, name: None };
             left = Some(std::mem::replace(&mut item.location, location));
             item.holders += 1;
         });

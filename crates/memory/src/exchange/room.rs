@@ -1,5 +1,6 @@
 //! Room for arrays, on each GPU and on the host.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rekindle_protocol::data::{Problem, ProblemKind};
@@ -27,6 +28,44 @@ impl Drop for GpuRoom {
     }
 }
 
+/// Room on the host for a copy that is being made, until it is dropped.
+pub(super) struct HostRoom {
+    exchange: Arc<Exchange>,
+    bytes: u64,
+}
+
+impl HostRoom {
+    /// With memory for a copy of an array that `is` what it is.
+    pub(super) fn take(
+        exchange: &Arc<Exchange>,
+        bytes: u64,
+        is: &str,
+    ) -> Result<(HostRoom, OwnedFd), Problem> {
+        let mut known = exchange.known();
+        known.check_host(bytes, is, exchange.most.host)?;
+        known.host_reserved += bytes;
+        drop(known);
+        let room = HostRoom { exchange: exchange.clone(), bytes };
+        let memory =
+            memory_file::filled(bytes).map_err(|error| no_host_room(bytes, is, &error.to_string()))?;
+        Ok((room, memory.into()))
+    }
+}
+
+impl Drop for HostRoom {
+    fn drop(&mut self) {
+        self.exchange.known().host_reserved -= self.bytes;
+    }
+}
+
+fn no_host_room(bytes: u64, is: &str, why: &str) -> Problem {
+    let sentence = format!(
+        "an array of {bytes} bytes {is}, and the host has no room for it: {why}; drop some arrays, or start rekindled with a \
+         larger --exchange-host"
+    );
+    Problem::new(ProblemKind::Memory, sentence)
+}
+
 /// What room on a GPU takes.
 pub enum RoomRequest {
     Room(GpuRoom),
@@ -43,6 +82,17 @@ impl ExchangeState {
     fn used_on_host(&self) -> u64 {
         let lying = self.items.values().filter(|item| item.is_on_host()).map(|item| item.bytes);
         self.host_reserved + lying.sum::<u64>()
+    }
+
+    fn check_host(&self, bytes: u64, is: &str, most: u64) -> Result<(), Problem> {
+        let used = self.used_on_host();
+        match used.saturating_add(bytes) > most {
+            true => {
+                let why = format!("arrays may have {most} bytes there, and have {used}");
+                Err(no_host_room(bytes, is, &why))
+            }
+            false => Ok(()),
+        }
     }
 
     /// The array on this GPU that was used longest ago of those that nobody uses.
@@ -96,20 +146,13 @@ impl Exchange {
     }
 
     fn move_out(self: &Arc<Exchange>, known: &mut ExchangeState, id: String) -> Result<Move, Problem> {
-        let (most, used) = (self.most.host, known.used_on_host());
+        let bytes = known.items.get(&id).ok_or_else(|| item::missing(&id))?.bytes;
+        let is = "is to make room on the GPU";
+        known.check_host(bytes, is, self.most.host)?;
+        let to =
+            memory_file::filled(bytes).map_err(|error| no_host_room(bytes, is, &error.to_string()))?.into();
         let item = known.items.get_mut(&id).ok_or_else(|| item::missing(&id))?;
-        let (bytes, room) = (item.bytes, item.room);
-        let refused = |why: String| {
-            let sentence = format!(
-                "an array of {bytes} bytes is to make room on the GPU, and the host has none for it: {why}; drop some arrays, \
-                 or start rekindled with a larger --exchange-host"
-            );
-            Problem::new(ProblemKind::Memory, sentence)
-        };
-        if used.saturating_add(bytes) > most {
-            return Err(refused(format!("arrays may have {most} bytes there, and have {used}")));
-        }
-        let to = memory_file::filled(bytes).map_err(|error| refused(error.to_string()))?.into();
+        let room = item.room;
         let (ArrayLocation::Gpu { memory, .. } | ArrayLocation::Host { memory }) = &item.location;
         let from = duplicate(memory)?;
         item.moving = true;

@@ -197,6 +197,9 @@ pub enum Request {
         name: String,
         address: String,
         key: String,
+        /// Functions there and here have each other's arrays.
+        #[serde(default)]
+        arrays: bool,
     },
     RemoveNode {
         name: String,

@@ -60,8 +60,16 @@ requests! {
         run_directory: String,
     } => ();
     /// Whose arrays the client is to have and to hand on.
+    /// `gpu`: what workers of its GPU are started with.
     Belong {
         owner: String,
+        gpu: String,
+    } => ();
+    /// With two descriptors: copy an array of so many bytes from this GPU's memory, of `room` bytes, to that of the host.
+    CopyArray {
+        gpu: String,
+        bytes: u64,
+        room: u64,
     } => ();
     /// Quiesce the client, finish its pending work, and hold everything still until `Resume`. `contents`: what the `Save`
     /// that follows will ask for.

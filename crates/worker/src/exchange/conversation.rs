@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
 use rekindle_protocol::data::{DataRequest, DataRequestHead, Problem, ProblemKind};
-use rekindle_protocol::exchange::{self, Answer, ExchangeMessage, Put};
+use rekindle_protocol::exchange::{self, Answer, ExchangeMessage, Gpu, Put};
 use rekindle_protocol::frame::{self, FrameError};
 
 use crate::client::Client;
@@ -22,8 +22,8 @@ const HURRY: Duration = Duration::from_secs(5);
 pub(super) struct ExchangeClient {
     pub remote: Remote,
     pub owner: String,
-    /// UUID of the program's GPU, and its number for it.
-    pub gpu: String,
+    /// The program's GPU, and its number for it.
+    pub gpu: Gpu,
     pub device: usize,
 }
 
@@ -59,7 +59,8 @@ impl ExchangeClient {
     /// Where an array of so many bytes is mapped.
     pub(super) fn get(&self, id: &str, wanted: u64) -> Result<u64, Problem> {
         let (owner, gpu) = (self.owner.clone(), self.gpu.clone());
-        let stream = ask(exchange::ExchangeRequest::Get { owner, gpu, id: id.to_string() }, PATIENCE)?;
+        let stream =
+            ask(exchange::ExchangeRequest::Get { owner, gpu, id: id.to_string(), bytes: wanted }, PATIENCE)?;
         let (answer, memories) = self.hear(&stream)?;
         let memory = memories.into_iter().next().ok_or_else(misunderstood)?;
         let (Answer::OnGpu { bytes, .. } | Answer::OnHost { bytes, .. }) = answer else {
@@ -73,7 +74,7 @@ impl ExchangeClient {
         }
         let device = self.device;
         match answer {
-            Answer::OnGpu { gpu, room, memory: name, .. } if gpu == self.gpu => {
+            Answer::OnGpu { gpu, room, memory: name, .. } if gpu == self.gpu.uuid => {
                 self.on_dispatch(move |client| {
                     let kept = name.as_deref().map(|name| client.take_kept(device, (bytes, room), name));
                     let address = match kept.transpose()?.flatten() {

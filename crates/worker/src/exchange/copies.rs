@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM};
+use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{Access, Result, Stream, uuid_text};
 use rekindle_protocol::fault;
 
@@ -181,6 +181,14 @@ impl Client {
             .and_then(|host| self.copy_and_wait(device, host.address(), at, sizes.0));
         let closed = self.heap(device)?.release(at);
         copied.and(closed)
+    }
+
+    /// Copies an array that is wanted elsewhere from the memory of this GPU, as `move_out` does.
+    pub(crate) fn copy_for_node(&mut self, gpu: &str, sizes: (u64, u64), memories: &[OwnedFd]) -> Result<()> {
+        let found = self.gpus.infos().iter().position(|info| uuid_text(&info.uuid) == gpu);
+        let device = found.ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        self.open(device)?;
+        self.move_out(device, sizes, memories)
     }
 
     /// Has arrays that nobody uses give way to the program's own memory; false if there are none.

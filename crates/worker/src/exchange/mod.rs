@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CuResult};
 use rekindle_device::uuid_text;
 use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::exchange::Gpu;
 use rekindle_protocol::operation::{
     Answer, DataOutcome, ExchangeDrop, ExchangeGet, ExchangePut, Origin, encode_reply,
 };
@@ -46,6 +47,8 @@ pub(super) struct ImportedArray {
 pub(crate) struct Exchange {
     /// Whose arrays the program puts and gets; none if it is in no sandbox.
     pub owner: Option<String>,
+    /// What workers of its GPU are started with.
+    choice: String,
     /// By where they are mapped.
     imported: HashMap<u64, ImportedArray>,
     /// Memory that the program's arrays were put in, and that others' were mapped in.
@@ -67,6 +70,10 @@ pub(super) struct Copied {
 }
 
 impl Exchange {
+    pub(crate) fn belong(&mut self, owner: String, choice: String) {
+        (self.owner, self.choice) = (Some(owner), choice);
+    }
+
     pub(crate) fn has(&self, address: u64) -> bool {
         self.imported.contains_key(&address)
     }
@@ -168,7 +175,8 @@ impl Client {
     }
 
     fn talk(&self, device: usize) -> Result<Result<ExchangeClient, Problem>, CuResult> {
-        let gpu = uuid_text(&self.context(device)?.device.info().uuid);
+        let uuid = uuid_text(&self.context(device)?.device.info().uuid);
+        let gpu = Gpu { uuid, choice: self.exchange.choice.clone() };
         let remote = self.data.remote().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
         let Some(owner) = self.exchange.owner.clone() else {
             let sentence = "this program is in no sandbox of Rekindle's, and has nobody to hand arrays on to; run it by \
