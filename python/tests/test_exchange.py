@@ -110,6 +110,11 @@ class Pair(Node):
         found = [row for row in self.rekindle.json("ps")["handed_on"] if row["owner"] == owner]
         return tuple(found[0][name] for name in ("arrays", "held", "gpu_bytes", "host_bytes")) if found else (0, 0, 0, 0)
 
+    def moves(self):
+        """How many arrays were moved: to other GPUs, to the host."""
+        moves = self.rekindle.json("stats", "--no-stream")["handed_on_moves"]
+        return moves["to_gpus"], moves["to_host"]
+
     def come_to(self, *counts):
         self.rekindle.wait(lambda: self.counts() == counts, f"the counts {counts}")
 
@@ -390,6 +395,51 @@ def test_arrays_of_another_gpu_come_back_from_the_host():
         assert pair.counts() == (3, 0, 2 * ROOM, BYTES)
         for ref in refs * 2:
             assert taker.total.remote(ref) == TOTAL
+
+
+@pytest.mark.parametrize("share", [False, None])
+def test_arrays_go_to_another_gpu_that_has_room_before_the_host(share):
+    with pair_with(REKINDLE_EXCHANGE_GPU="4M", REKINDLE_EXCHANGE_HOST=str(BYTES)) as pair:
+        giver, taker = pair.deploy(gpus=TWO, share=share)
+        refs = [taker.give.remote(COUNT), *(giver.give.remote(COUNT) for _ in range(3))]
+        assert pair.counts() == (4, 0, 4 * ROOM, 0) and pair.moves() == (1, 0)
+        # It is had on both, and what is full is not moved to.
+        for ref in refs * 2:
+            assert giver.total.remote(ref) == taker.total.remote(ref) == TOTAL
+        refs.append(giver.give.remote(COUNT))
+        assert pair.counts() == (5, 0, 4 * ROOM, BYTES) and pair.moves() == (1, 1)
+        pair.end("hand-Giver")
+        assert [taker.total.remote(ref) for ref in refs] == [TOTAL] * 5
+        for ref in refs:
+            taker.drop.remote(ref)
+        pair.come_to(0, 0, 0, 0)
+
+
+def test_arrays_give_way_to_a_program_that_lacks_memory_by_going_to_another_gpu():
+    with pair_with() as pair:
+        giver, taker = pair.deploy(gpus=TWO)
+        refs = [taker.give.remote(COUNT), giver.give.remote(COUNT)]
+        assert "MEMORY" in giver.take_all_memory.remote()
+        assert pair.counts() == (2, 0, 2 * ROOM, 0) and pair.moves() == (1, 0)
+        assert [giver.total.remote(ref) for ref in refs] == [TOTAL] * 2
+
+
+def test_an_array_that_cannot_go_to_another_gpu_goes_to_the_host():
+    with pair_with(REKINDLE_FAULT="exchange-over", REKINDLE_EXCHANGE_GPU="4M") as pair:
+        giver, taker = pair.deploy(gpus=TWO)
+        refs = [taker.give.remote(COUNT), *(giver.give.remote(COUNT) for _ in range(3))]
+        assert pair.counts() == (4, 0, 3 * ROOM, BYTES) and pair.moves() == (0, 1)
+        assert [taker.total.remote(ref) for ref in refs] == [TOTAL] * 4
+
+
+def test_a_worker_that_is_killed_on_the_way_to_another_gpu_leaves_nothing_half_done():
+    with pair_with(REKINDLE_FAULT="exchange-over:kill", REKINDLE_EXCHANGE_GPU="4M") as pair:
+        giver, taker = pair.deploy(gpus=TWO)
+        refs = [taker.give.remote(COUNT), *(giver.give.remote(COUNT) for _ in range(2))]
+        with pytest.raises(package.Error):
+            giver.give.remote(COUNT)
+        pair.come_to(3, 0, 3 * ROOM, 0)
+        assert [taker.total.remote(ref) for ref in refs] == [TOTAL] * 3
 
 
 BETWEEN = """

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{Request, Stats};
-use rekindle_protocol::exchange::Count;
+use rekindle_protocol::exchange::{Count, MoveCounts};
 use serde_json::{Value, json};
 
 use crate::commands::Printer;
@@ -51,19 +51,21 @@ impl Before {
 /// Shows it once, or again and again: until this command is ended, or all that were named have.
 pub fn perform(paths: &Paths, printer: &Printer, names: &[String], once: bool) -> Result<()> {
     let mut before = Before::default();
-    let mut look = || -> Result<(Vec<Used>, Vec<Count>)> {
+    let mut look = || -> Result<(Vec<Used>, Vec<Count>, MoveCounts)> {
         let mut answer = simply_ask(paths, &Request::Stats { names: names.to_vec() })?;
         let handed_on = serde_json::from_value(answer["handed_on"].take())?;
-        Ok((before.compare(serde_json::from_value(answer["sandboxes"].take())?, Instant::now()), handed_on))
+        let moves = serde_json::from_value(answer["handed_on_moves"].take())?;
+        let used = before.compare(serde_json::from_value(answer["sandboxes"].take())?, Instant::now());
+        Ok((used, handed_on, moves))
     };
     look()?;
     loop {
         std::thread::sleep(EVERY);
-        let (used, handed_on) = look()?;
+        let (used, handed_on, moves) = look()?;
         if !once && !printer.json && std::io::stdout().is_terminal() {
             Output::Stdout.write(ANEW.as_bytes());
         }
-        printer.print(&document(&used, &handed_on), || show::stats(&used, &handed_on));
+        printer.print(&document(&used, &handed_on, moves), || show::stats(&used, &handed_on, moves));
         let have_ended = || used.iter().all(|used| !used.stats.state.is_live());
         if once || (!names.is_empty() && have_ended()) {
             return Ok(());
@@ -71,13 +73,13 @@ pub fn perform(paths: &Paths, printer: &Printer, names: &[String], once: bool) -
     }
 }
 
-fn document(all: &[Used], handed_on: &[Count]) -> Value {
+fn document(all: &[Used], handed_on: &[Count], moves: MoveCounts) -> Value {
     let each = all.iter().map(|used| {
         let mut value = json!(used.stats);
         value["processor_percent"] = json!(used.processor_percent);
         value
     });
-    json!({ "sandboxes": each.collect::<Vec<_>>(), "handed_on": handed_on })
+    json!({ "sandboxes": each.collect::<Vec<_>>(), "handed_on": handed_on, "handed_on_moves": moves })
 }
 
 #[cfg(test)]

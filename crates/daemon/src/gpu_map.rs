@@ -104,7 +104,7 @@ pub fn by_gpu(daemon: &Daemon) -> Vec<Value> {
     }
     // On which of several GPUs an owner's arrays lie is not known.
     if let (1, Some(gpu)) = (gpus.len(), gpus.values_mut().next()) {
-        for count in daemon.data.handed_on().into_iter().filter(|count| count.gpu_bytes > 0) {
+        for count in daemon.data.handed_on().0.into_iter().filter(|count| count.gpu_bytes > 0) {
             gpu.add("handed-on", count.owner, count.gpu_bytes);
         }
     }

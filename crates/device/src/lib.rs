@@ -135,6 +135,10 @@ pub trait Device: Send + Sync {
     fn reserve(&self, address: u64, bytes: u64) -> Result<()>;
     fn unreserve(&self, address: u64, bytes: u64) -> Result<()>;
     fn memory_create(&self, bytes: u64) -> Result<Memory>;
+    /// As [`Device::memory_create`], of another GPU of the machine, whose memory this one can have mapped.
+    fn memory_create_on(&self, _gpu: &[u8; 16], _bytes: u64) -> Result<Memory> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
     fn memory_release(&self, memory: Memory) -> Result<()>;
     /// A descriptor that keeps the memory alive beyond this process.
     fn memory_export(&self, memory: Memory) -> Result<OwnedFd>;

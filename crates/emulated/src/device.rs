@@ -154,6 +154,15 @@ impl Device for EmulatedDevice {
         Ok(self.space.add(self.space.memories.create(bytes, &self.budget)?))
     }
 
+    /// How much other GPUs have is counted by those.
+    fn memory_create_on(&self, _gpu: &[u8; 16], bytes: u64) -> Result<Memory> {
+        self.check()?;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(self.space.add(self.space.memories.create(bytes, &Budget::new(bytes, None))?))
+    }
+
     fn memory_release(&self, memory: Memory) -> Result<()> {
         self.check()?;
         self.space.release(memory)

@@ -105,6 +105,10 @@ impl Device for NvidiaDevice {
         self.create_memory(bytes)
     }
 
+    fn memory_create_on(&self, gpu: &[u8; 16], bytes: u64) -> Result<Memory> {
+        self.create_memory_on(gpu, bytes)
+    }
+
     fn memory_release(&self, memory: Memory) -> Result<()> {
         self.release_memory(memory)
     }

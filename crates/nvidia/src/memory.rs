@@ -2,7 +2,9 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use rekindle_cuda::{CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN};
+use rekindle_cuda::{
+    CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN,
+};
 use rekindle_device::{Access, Memory, Result};
 
 use crate::device::{NvidiaDevice, ask};
@@ -54,6 +56,22 @@ impl NvidiaDevice {
         let mut handle = 0;
         ask!(self, cuMemCreate(&mut handle, bytes as usize, &properties(self.ordinal), 0))?;
         Ok(Memory(handle))
+    }
+
+    /// Memory of another GPU of the machine.
+    pub fn create_memory_on(&self, gpu: &[u8; 16], bytes: u64) -> Result<Memory> {
+        let (mut count, mut handle) = (0, 0);
+        ask!(self, cuDeviceGetCount(&mut count))?;
+        for index in 0..count {
+            let (mut ordinal, mut uuid) = (0, [0; 16]);
+            ask!(self, cuDeviceGet(&mut ordinal, index))?;
+            ask!(self, cuDeviceGetUuid_v2(&mut uuid, ordinal))?;
+            if uuid == *gpu {
+                ask!(self, cuMemCreate(&mut handle, bytes as usize, &properties(ordinal), 0))?;
+                return Ok(Memory(handle));
+            }
+        }
+        Err(CUDA_ERROR_INVALID_DEVICE)
     }
 
     pub fn export_memory(&self, memory: Memory) -> Result<OwnedFd> {

@@ -7,6 +7,7 @@
 //!           Get ─▶            ◀─ OnHost + memory of the host    Here + memory, or Copied ─▶   ┄
 //!   before an answer that needs room on the GPU, as often as needed:
 //!                             ◀─ MoveOut + both memories    Moved ─▶
+//!                             ◀─ MoveOut + its memory       Here + memory of the other GPU ─▶
 //!   rekindled, for another node
 //!           Lend ─▶           ◀─ Lent + memory              ┄ open until it is sent
 //! ```
@@ -43,6 +44,8 @@ pub struct Gpu {
     pub uuid: String,
     /// What workers are started with that have it: as `--gpu` names it, perhaps among others.
     pub choice: String,
+    /// UUIDs of the GPUs whose memory it can have mapped.
+    pub reaches: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,10 +68,12 @@ pub struct Put {
 /// What the memory daemon says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// With two descriptors: copy so many bytes from this memory of the GPU, of `room` bytes, to that of the host.
+    /// With two descriptors: copy so many bytes from this memory of the GPU, of `room` bytes, to that of the host. With one, and
+    /// another GPU's UUID: to memory of that, which is to be made.
     MoveOut {
         bytes: u64,
         room: u64,
+        to: Option<String>,
     },
     /// There is room for what is put; and this one of those before is over, so that its memory may be used.
     Room {
@@ -101,7 +106,7 @@ pub enum Answer {
     Done {
         freed: u64,
     },
-    Counts(Vec<Count>),
+    Counts(Vec<Count>, MoveCounts),
     Failed(Problem),
 }
 
@@ -121,7 +126,8 @@ pub struct ArrayKind {
 pub enum ExchangeMessage {
     /// Whether all that was to be moved out is copied.
     Moved { done: bool },
-    /// With a descriptor: the GPU's memory that the array lies in, and its name if it had one before.
+    /// With a descriptor: the GPU's memory that the array lies in, and its name if it had one before. It is another GPU's if it
+    /// was to be moved there.
     Here { memory: Option<String> },
     /// The array is copied, and its memory stays the taker's own.
     Copied {},
@@ -136,4 +142,14 @@ pub struct Count {
     pub held: u64,
     pub gpu_bytes: u64,
     pub host_bytes: u64,
+}
+
+/// How many arrays were moved since the memory daemon began, as `rekindle stats --json` prints it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveCounts {
+    /// For room on a GPU, to another one or to the host.
+    pub to_gpus: u64,
+    pub to_host: u64,
+    pub from_nodes: u64,
+    pub to_nodes: u64,
 }

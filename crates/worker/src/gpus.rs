@@ -242,9 +242,9 @@ impl Gpus {
         Some(slot.context.get().map_or(&slot.info, |context| &context.info))
     }
 
-    /// UUIDs of the GPUs whose memory the first one can have mapped.
-    pub(crate) fn reaches(&self) -> Vec<[u8; 16]> {
-        self.slots.first().map_or_else(Vec::new, |slot| self.platform.reaches(slot.index))
+    /// UUIDs of the GPUs whose memory this one can have mapped.
+    pub(crate) fn reaches(&self, device: usize) -> Vec<[u8; 16]> {
+        self.slots.get(device).map_or_else(Vec::new, |slot| self.platform.reaches(slot.index))
     }
 
     /// Of which of the client's GPUs the first one's kernels may use the second one's memory.

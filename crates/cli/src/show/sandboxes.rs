@@ -1,7 +1,7 @@
 //! Sandboxes: what they are, what they use, what happens to them.
 
 use rekindle_protocol::daemon::{EventNotice, LogLine, Mending, Mode, Recovery, Sandbox};
-use rekindle_protocol::exchange::Count;
+use rekindle_protocol::exchange::{Count, MoveCounts};
 use serde_json::Value;
 
 use super::{bytes, shorten, table, text};
@@ -45,12 +45,18 @@ fn refused(sandbox: &Sandbox) -> Option<String> {
 }
 
 /// What programs use, and below it what functions hand on, if they do.
-pub fn stats(all: &[Used], handed_on: &[Count]) -> String {
-    let used = used(all);
-    match handed_on {
-        [] => used,
-        counts => format!("{used}\n\n{}", handed_on_by(counts)),
+pub fn stats(all: &[Used], handed_on: &[Count], moves: MoveCounts) -> String {
+    let mut shown = used(all);
+    if !handed_on.is_empty() {
+        shown += &format!("\n\n{}", handed_on_by(handed_on));
     }
+    if moves != MoveCounts::default() {
+        let MoveCounts { to_gpus, to_host, from_nodes, to_nodes } = moves;
+        shown += &format!(
+            "\n\narrays moved: {to_gpus} to other GPUs, {to_host} to the host; {from_nodes} from other nodes, {to_nodes} to them"
+        );
+    }
+    shown
 }
 
 fn handed_on_by(counts: &[Count]) -> String {

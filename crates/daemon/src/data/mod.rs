@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use rekindle_protocol::data::{Answer, Count as ObjectCount, DataRequest, DataRequestHead, Problem};
-use rekindle_protocol::exchange::{self, Count};
+use rekindle_protocol::exchange::{self, Count, MoveCounts};
 use rekindle_protocol::frame::{self, FrameError, Limits};
 
 use crate::error::{Error, Result};
@@ -88,18 +88,18 @@ impl Data {
         Ok(Arc::new(Data { socket, runs }))
     }
 
-    /// How much functions hand on just now, by owner. Nothing if the memory daemon cannot say.
-    pub fn handed_on(&self) -> Vec<Count> {
+    /// How much functions hand on just now, by owner, and how much was moved for it. Nothing if the memory daemon cannot say.
+    pub fn handed_on(&self) -> (Vec<Count>, MoveCounts) {
         if !self.runs.load(Ordering::Acquire) {
-            return Vec::new();
+            return Default::default();
         }
         self.count().unwrap_or_else(|error| {
             log::warn!("how much functions hand on is not known: {error}");
-            Vec::new()
+            Default::default()
         })
     }
 
-    fn count(&self) -> std::result::Result<Vec<Count>, FrameError> {
+    fn count(&self) -> std::result::Result<(Vec<Count>, MoveCounts), FrameError> {
         let stream = UnixStream::connect(&self.socket)?;
         frame::send(
             &stream,
@@ -108,7 +108,7 @@ impl Data {
         )?;
         let limits = Limits { time: Some(GLANCE), ..Limits::default() };
         match frame::receive_within(&stream, &limits)?.0 {
-            exchange::Answer::Counts(counts) => Ok(counts),
+            exchange::Answer::Counts(counts, moves) => Ok((counts, moves)),
             _ => Err(io::Error::other("it answered something else").into()),
         }
     }

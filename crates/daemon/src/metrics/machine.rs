@@ -123,10 +123,16 @@ fn tell_of_data(families: &mut Families, daemon: &Daemon) {
         .count(&[], count.fetched_bytes);
     families.gauge("data_held", bytes(), "Memory that declared data has.").is(&[], count.held_bytes);
     families.gauge("data_limit", bytes(), "Memory that declared data may have.").is(&[], count.limit_bytes);
-    let handed_on = daemon.data.handed_on();
+    let (handed_on, moves) = daemon.data.handed_on();
     let [gpu, host] =
         handed_on.iter().fold([0, 0], |[gpu, host], one| [gpu + one.gpu_bytes, host + one.host_bytes]);
     let family = families.gauge("handed_on", bytes(), "Memory of arrays that functions hand on.");
     family.is(&[("place", "gpu")], gpu);
     family.is(&[("place", "host")], host);
+    let help = "Arrays that functions hand on, moved for room on a GPU or sent between nodes.";
+    let family = families.counter("handed_on_moves", None, help);
+    family.count(&[("way", "to-gpu")], moves.to_gpus);
+    family.count(&[("way", "to-host")], moves.to_host);
+    family.count(&[("way", "from-node")], moves.from_nodes);
+    family.count(&[("way", "to-node")], moves.to_nodes);
 }

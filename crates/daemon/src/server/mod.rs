@@ -311,7 +311,7 @@ fn answer(
             let all = daemon.sandboxes.all();
             let sandboxes: Vec<_> = all.iter().map(|sandbox| sandbox.shown()).collect();
             let (pool, contexts) = (daemon.pool.shown(), daemon.pool.contexts.shown());
-            let handed_on = daemon.data.handed_on();
+            let (handed_on, _) = daemon.data.handed_on();
             json!({ "sandboxes": sandboxes, "pool": pool, "contexts": contexts, "handed_on": handed_on })
         }
         Request::Stats { names } => {
@@ -320,7 +320,8 @@ fn answer(
                 false => names.iter().map(|name| sandbox(name)).collect::<Result<Vec<_>>>()?,
             };
             let stats: Vec<_> = wanted.iter().map(|sandbox| sandbox.stats()).collect();
-            json!({ "sandboxes": stats, "handed_on": daemon.data.handed_on() })
+            let (handed_on, moves) = daemon.data.handed_on();
+            json!({ "sandboxes": stats, "handed_on": handed_on, "handed_on_moves": moves })
         }
         Request::Logs { name, follow, own, since_us, tail, lines } => {
             let request = logs::LogRequest { follow, own, since_us, tail, lines };

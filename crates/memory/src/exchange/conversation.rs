@@ -26,11 +26,17 @@ pub fn serve(
     stream.set_read_timeout(Some(PATIENCE))?;
     let talk = Connection { stream, exchange };
     match request {
-        ExchangeRequest::Put(put) => talk.put(&put),
-        ExchangeRequest::Get { owner, gpu, id, bytes } => match exchange.get_anywhere(&owner, &id, bytes) {
-            Ok(found) => talk.give(found, &gpu),
-            Err(problem) => talk.refuse(problem),
-        },
+        ExchangeRequest::Put(put) => {
+            exchange.note_gpu(&put.gpu);
+            talk.put(&put)
+        }
+        ExchangeRequest::Get { owner, gpu, id, bytes } => {
+            exchange.note_gpu(&gpu);
+            match exchange.get_anywhere(&owner, &id, bytes) {
+                Ok(found) => talk.give(found, &gpu),
+                Err(problem) => talk.refuse(problem),
+            }
+        }
         ExchangeRequest::Drop { owner, id, use_only } => {
             match exchange.drop_anywhere(&owner, &id, use_only) {
                 Ok(()) => talk.say(&Answer::Done { freed: 0 }, &[]),
@@ -42,8 +48,20 @@ pub fn serve(
             Ok(loan) => talk.lend(&loan),
             Err(problem) => talk.refuse(problem),
         },
-        ExchangeRequest::Count {} => talk.say(&Answer::Counts(exchange.counts()), &[]),
+        ExchangeRequest::Count {} => {
+            let moves = exchange.known().moves;
+            talk.say(&Answer::Counts(exchange.counts(), moves), &[])
+        }
     }
+}
+
+/// What came of an array that was to be moved.
+#[derive(PartialEq, Eq)]
+enum Moved {
+    Done,
+    /// It may go elsewhere.
+    Again,
+    Failed,
 }
 
 struct Connection<'a> {
@@ -128,7 +146,7 @@ impl Connection<'_> {
             match self.exchange.reserve(gpu, room) {
                 Ok(RoomRequest::Room(room)) => return Ok(Ok(room)),
                 Ok(RoomRequest::MoveOut(out)) => {
-                    if !self.move_out(out)? {
+                    if self.move_out(gpu, out)? == Moved::Failed {
                         let sentence = "an array that was to make room on the GPU could not be copied to the host; look at \
                                         the log of the sandbox for what the GPU has met";
                         return Ok(Err(Problem::new(ProblemKind::Gpu, sentence)));
@@ -139,17 +157,21 @@ impl Connection<'_> {
         }
     }
 
-    /// False if the worker could not copy it.
-    fn move_out(&self, out: Move) -> Result<bool, FrameError> {
-        if let Some(memories) = out.memories() {
-            self.say(&Answer::MoveOut { bytes: out.bytes, room: out.room }, &memories)?;
+    /// Has the worker copy an array out of this GPU.
+    fn move_out(&self, gpu: &str, out: Move) -> Result<Moved, FrameError> {
+        let (bytes, to) = (out.bytes, out.gpu());
+        self.say(&Answer::MoveOut { bytes, room: out.room, to: to.clone() }, &out.memories())?;
+        let (message, memory) = self.hear()?;
+        let is_copied =
+            matches!(message, ExchangeMessage::Moved { done: true } | ExchangeMessage::Here { .. });
+        if is_copied && out.done(memory) {
+            log::info!("moved {bytes} bytes of an array to {}", to.as_deref().unwrap_or("the host"));
+            return Ok(Moved::Done);
         }
-        let done = matches!(self.hear()?.0, ExchangeMessage::Moved { done: true });
-        if done {
-            log::info!("moved {} bytes of an array to the host", out.bytes);
-            out.done();
-        }
-        Ok(done)
+        let Some(to) = to else { return Ok(Moved::Failed) };
+        log::warn!("{bytes} bytes of an array could not be moved to the GPU {to}; another place is tried");
+        self.exchange.avoid(gpu, to);
+        Ok(Moved::Again)
     }
 
     fn make_room(&self, gpu: &str, bytes: u64) -> Result<(), FrameError> {
@@ -158,10 +180,11 @@ impl Connection<'_> {
             && let Some(out) = self.exchange.unused(gpu)
         {
             let room = out.room;
-            if !self.move_out(out)? {
-                break;
+            match self.move_out(gpu, out)? {
+                Moved::Done => freed += room,
+                Moved::Again => {}
+                Moved::Failed => break,
             }
-            freed += room;
         }
         self.say(&Answer::Done { freed }, &[])
     }

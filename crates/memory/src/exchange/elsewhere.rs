@@ -100,7 +100,7 @@ impl Exchange {
         let name = if array.counted { random("").map_err(unnamed)? } else { id.to_string() };
         let mut known = self.known();
         known.used += 1;
-        known.fetched += 1;
+        known.moves.from_nodes += 1;
         let order = known.used;
         known.items.insert(name.clone(), Item::fetched(owner, &array, memory, order));
         drop(known);
@@ -185,4 +185,34 @@ fn misunderstood() -> Problem {
     let sentence =
         "another node answered something else than was asked about an array; is it of another version?";
     Problem::new(ProblemKind::Node, sentence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ExchangeLimits;
+    use super::*;
+
+    #[test]
+    fn names_say_where_an_array_is() {
+        let node = Node { name: "0123abcd".into(), socket: PathBuf::from("/nowhere") };
+        let own = random(&node.name).unwrap();
+        assert_eq!(own.len(), 32);
+        assert!(!node.is_elsewhere(&own) && node.is_elsewhere(&random("0123abce").unwrap()));
+        assert!(!Node::default().is_elsewhere(&own));
+        let exchange = Exchange::new(ExchangeLimits { gpu: 0, host: 0 }, node);
+        let kind = |id: &str| exchange.get_anywhere("app:a", id, 1).err().unwrap().kind;
+        assert_eq!(kind(&own), ProblemKind::NotFound);
+        assert_eq!(kind("ffff"), ProblemKind::Unavailable, "nobody can be asked");
+        assert!(exchange.known().coming.is_empty());
+    }
+
+    #[test]
+    fn what_is_not_as_it_was_said_to_be_gets_no_room() {
+        let array = |bytes, room| ArrayKind { bytes, room, expiry_ms: 0, counted: false };
+        assert!(check("a", &array(5, 2 << 20), 5).is_ok());
+        assert_eq!(check("a", &array(6, 2 << 20), 5).err().unwrap().kind, ProblemKind::Size);
+        for room in [4, 5 + MOST_ROUNDING + 1, u64::MAX] {
+            assert_eq!(check("a", &array(5, room), 5).err().unwrap().kind, ProblemKind::Node, "{room}");
+        }
+    }
 }

@@ -50,6 +50,7 @@ impl Exchange {
             (item.order, item.since) = (order, Instant::now());
             item.holders += 1;
             let array = item.kind();
+            known.moves.to_nodes += 1;
             drop(known);
             let _holder = Holder { exchange: self.clone(), id: id.to_string() };
             let gpu = gpu.map(|gpu| {

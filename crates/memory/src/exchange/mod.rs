@@ -1,7 +1,7 @@
 //! Arrays that functions hand on to each other: which there are, whose they are, and where they lie.
 //!
 //! ```text
-//!   Put ─▶ on a GPU ──room is needed there, nobody has it mapped──▶ on the host
+//!   Put ─▶ on a GPU ──room is needed there, nobody has it mapped──▶ on another GPU, else on the host
 //!            ▲  └── mapped by takers, which hold it ──┐  └── Get ── copied back ──▶ on a GPU
 //!            └──────────────────────────────────────┘      Drop, uses, expiry: gone once nobody holds it
 //! ```
@@ -15,6 +15,8 @@ mod item;
 mod lend;
 mod moves;
 mod room;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -24,7 +26,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::data::{Problem, ProblemKind};
-use rekindle_protocol::exchange::{Count, Gpu, Put};
+use rekindle_protocol::exchange::{Count, Gpu, MoveCounts, Put};
 
 use item::{ArrayLocation, Item};
 
@@ -48,9 +50,13 @@ struct ExchangeState {
     host_reserved: u64,
     /// How often something was used.
     used: u64,
-    /// What is on its way from other nodes, and how many arrays have come.
+    /// What is on its way from other nodes.
     coming: HashSet<String>,
-    fetched: u64,
+    moves: MoveCounts,
+    /// The GPUs that programs with arrays have, by UUID.
+    gpus: HashMap<String, Gpu>,
+    /// When an array could not be moved from the first GPU to the second.
+    avoided: HashMap<(String, String), Instant>,
     /// Arrays that were over last.
     over: VecDeque<String>,
 }
@@ -249,131 +255,4 @@ fn random(beginning: &str) -> std::io::Result<String> {
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     let digits = bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     Ok(beginning.chars().chain(digits.chars()).take(digits.len()).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use moves::Move;
-    use rekindle_protocol::memory_file;
-    use room::RoomRequest;
-
-    const MB: u64 = 1 << 20;
-
-    fn exchange() -> Arc<Exchange> {
-        Exchange::new(ExchangeLimits { gpu: 4 * MB, host: 4 * MB }, Node::default())
-    }
-
-    fn gpu() -> Gpu {
-        Gpu { uuid: "g".into(), choice: "emulated".into() }
-    }
-
-    fn put(expiry_ms: u64, uses: u32) -> Put {
-        Put {
-            owner: "app:a".into(),
-            gpu: gpu(),
-            bytes: MB,
-            room: 2 * MB,
-            expiry_ms,
-            uses,
-            before: Vec::new(),
-        }
-    }
-
-    fn kept(exchange: &Arc<Exchange>, put: &Put) -> String {
-        let Ok(RoomRequest::Room(room)) = exchange.reserve(&put.gpu.uuid, put.room) else {
-            panic!("there is room")
-        };
-        exchange.keep(put, (memory_file::filled(MB).unwrap().into(), None), room).unwrap()
-    }
-
-    fn moved(exchange: &Arc<Exchange>) -> Option<Move> {
-        match exchange.reserve("g", 2 * MB) {
-            Ok(RoomRequest::MoveOut(out)) => Some(out),
-            _ => None,
-        }
-    }
-
-    fn counts(exchange: &Exchange) -> (u64, u64, u64, u64) {
-        let count = exchange.counts().pop().unwrap_or_default();
-        (count.arrays, count.held, count.gpu_bytes, count.host_bytes)
-    }
-
-    #[test]
-    fn the_array_that_was_used_longest_ago_is_moved_out_and_comes_back() {
-        let exchange = exchange();
-        let (first, second) = (kept(&exchange, &put(60_000, 0)), kept(&exchange, &put(60_000, 0)));
-        drop(exchange.get("app:a", &first).unwrap());
-        let out = moved(&exchange).unwrap();
-        assert_eq!(out.id, second);
-        out.done();
-        assert_eq!(counts(&exchange), (2, 0, 2 * MB, MB));
-        let Ok(Found::Host(back)) = exchange.get("app:a", &second) else { panic!("it is on the host") };
-        let Ok(RoomRequest::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
-        let holder = back.kept(&gpu(), memory_file::filled(MB).unwrap().into(), room);
-        assert_eq!(counts(&exchange), (2, 1, 4 * MB, 0));
-        let Ok(Found::Gpu { name, .. }) = exchange.get("app:a", &second) else { panic!("it is on the GPU") };
-        assert_eq!(name, None, "that is other memory than the giver's");
-        drop(holder);
-        assert_eq!(counts(&exchange), (2, 0, 4 * MB, 0));
-    }
-
-    #[test]
-    fn a_move_that_is_given_up_changes_nothing_and_what_is_held_stays() {
-        let exchange = exchange();
-        let ids = [kept(&exchange, &put(60_000, 0)), kept(&exchange, &put(60_000, 0))];
-        drop(moved(&exchange).unwrap());
-        assert_eq!(counts(&exchange), (2, 0, 4 * MB, 0));
-        let held: Vec<_> = ids.iter().map(|id| exchange.get("app:a", id).unwrap()).collect();
-        let Err(problem) = exchange.reserve("g", 2 * MB) else { panic!("both are held") };
-        assert_eq!(problem.kind, ProblemKind::Memory);
-        assert!(problem.sentence.contains("--exchange-gpu"), "{}", problem.sentence);
-        drop(held);
-        assert!(moved(&exchange).is_some());
-    }
-
-    #[test]
-    fn what_is_dropped_goes_when_nobody_holds_it() {
-        let exchange = exchange();
-        let id = kept(&exchange, &put(60_000, 2));
-        let holder = exchange.get("app:a", &id).unwrap();
-        assert_eq!(exchange.get("app:b", &id).err().unwrap().kind, ProblemKind::Access);
-        exchange.drop_item("app:a", &id, true).unwrap();
-        exchange.drop_item("app:a", &id, true).unwrap();
-        assert_eq!(exchange.get("app:a", &id).err().unwrap().kind, ProblemKind::NotFound);
-        assert_eq!(counts(&exchange), (1, 1, 2 * MB, 0));
-        drop(holder);
-        assert_eq!(counts(&exchange), (0, 0, 0, 0));
-    }
-
-    #[test]
-    fn the_memory_of_an_array_is_for_the_next_one_once_nobody_has_it() {
-        let exchange = exchange();
-        let id = kept(&exchange, &put(60_000, 0));
-        let before = ["unknown".to_string(), id.clone()];
-        assert_eq!(exchange.over(&before), None);
-        let Ok(Found::Gpu { name, holder, .. }) = exchange.get("app:a", &id) else {
-            panic!("it is on the GPU")
-        };
-        assert_eq!(name.as_ref(), Some(&id));
-        exchange.drop_item("app:a", &id, false).unwrap();
-        assert_eq!(exchange.over(&before), None, "it is held");
-        drop(holder);
-        assert_eq!(exchange.over(&before).as_ref(), Some(&id));
-        let Ok(RoomRequest::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
-        let memory = memory_file::filled(MB).unwrap().into();
-        let next = exchange.keep(&put(60_000, 0), (memory, Some(id.clone())), room).unwrap();
-        let Ok(Found::Gpu { name, .. }) = exchange.get("app:a", &next) else { panic!("it is on the GPU") };
-        assert_eq!(name, Some(id));
-    }
-
-    #[test]
-    fn what_nobody_uses_expires() {
-        let exchange = exchange();
-        let id = kept(&exchange, &put(0, 0));
-        assert_eq!(exchange.known().items[&id].left(Instant::now()), Some(Duration::ZERO));
-        let holder = exchange.get("app:a", &id).unwrap();
-        assert_eq!(exchange.known().items[&id].left(Instant::now()), None);
-        drop(holder);
-    }
 }

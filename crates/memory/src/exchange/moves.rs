@@ -1,4 +1,4 @@
-//! Arrays on their way from a GPU to the host, and back. What is not finished is undone.
+//! Arrays on their way from a GPU to another one or to the host, and back from there. What is not finished is undone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +10,13 @@ use super::item::ArrayLocation;
 use super::room::GpuRoom;
 use super::{Exchange, Holder};
 
-/// Out of a GPU, with room that is reserved on the host.
+/// Where room is reserved for an array that is moved.
+pub(super) enum Destination {
+    Host(OwnedFd),
+    Gpu(Gpu, GpuRoom),
+}
+
+/// Out of a GPU.
 pub struct Move {
     pub(super) exchange: Arc<Exchange>,
     pub(super) id: String,
@@ -18,34 +24,62 @@ pub struct Move {
     pub(super) room: u64,
     pub(super) from: OwnedFd,
     /// None once it lies there.
-    pub(super) to: Option<OwnedFd>,
+    pub(super) to: Option<Destination>,
 }
 
 impl Move {
-    /// From where, and to where.
-    pub(super) fn memories(&self) -> Option<[BorrowedFd<'_>; 2]> {
-        Some([self.from.as_fd(), self.to.as_ref()?.as_fd()])
+    /// The UUID of the GPU that it goes to.
+    pub(super) fn gpu(&self) -> Option<String> {
+        match &self.to {
+            Some(Destination::Gpu(gpu, _)) => Some(gpu.uuid.clone()),
+            _ => None,
+        }
     }
 
-    /// All of it is copied. The GPU's memory is given back.
-    pub(super) fn done(mut self) {
-        let Some(memory) = self.to.take() else { return };
-        self.exchange.known().host_reserved -= self.bytes;
+    /// From where, and to where if that is the host.
+    pub(super) fn memories(&self) -> Vec<BorrowedFd<'_>> {
+        match &self.to {
+            Some(Destination::Host(to)) => vec![self.from.as_fd(), to.as_fd()],
+            _ => vec![self.from.as_fd()],
+        }
+    }
+
+    /// All of it is copied, to this memory if it goes to a GPU. The memory before is given back. False if it is not there.
+    pub(super) fn done(mut self, memory: Option<OwnedFd>) -> bool {
+        let (location, room) = match (self.to.take(), memory) {
+            (Some(Destination::Host(memory)), _) => {
+                let mut known = self.exchange.known();
+                known.host_reserved -= self.bytes;
+                known.moves.to_host += 1;
+                (ArrayLocation::Host { memory }, None)
+            }
+            (Some(Destination::Gpu(gpu, room)), Some(memory)) => {
+                self.exchange.known().moves.to_gpus += 1;
+                (ArrayLocation::Gpu { gpu, memory, name: None }, Some(room))
+            }
+            (to, _) => {
+                self.to = to;
+                return false;
+            }
+        };
         let mut left = None;
         self.exchange.change(&self.id, |item| {
-            left = Some(std::mem::replace(&mut item.location, ArrayLocation::Host { memory }));
+            left = Some(std::mem::replace(&mut item.location, location));
             item.moving = false;
         });
-        drop(left);
+        drop((left, room));
+        true
     }
 }
 
 impl Drop for Move {
     fn drop(&mut self) {
-        if self.to.take().is_some() {
-            self.exchange.known().host_reserved -= self.bytes;
-            self.exchange.change(&self.id, |item| item.moving = false);
+        match self.to.take() {
+            Some(Destination::Host(_)) => self.exchange.known().host_reserved -= self.bytes,
+            Some(Destination::Gpu(_, room)) => drop(room),
+            None => return,
         }
+        self.exchange.change(&self.id, |item| item.moving = false);
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::exchange::Gpu;
 use rekindle_protocol::memory_file;
 
 use super::item::ArrayLocation;
-use super::moves::Move;
+use super::moves::{Destination, Move};
 use super::{Exchange, ExchangeState, duplicate, item};
 
 /// Room on a GPU that was promised, until it is dropped.
@@ -66,6 +68,9 @@ fn no_host_room(bytes: u64, is: &str, why: &str) -> Problem {
     Problem::new(ProblemKind::Memory, sentence)
 }
 
+/// For how long no array is moved from one GPU to another where that has failed.
+const AVOIDED: Duration = Duration::from_secs(10);
+
 /// What room on a GPU takes.
 pub enum RoomRequest {
     Room(GpuRoom),
@@ -77,6 +82,24 @@ impl ExchangeState {
     fn used_on(&self, gpu: &str) -> u64 {
         let reserved = self.gpu_reserved.get(gpu).copied().unwrap_or(0);
         reserved + self.items.values().filter(|item| item.is_on(gpu)).map(|item| item.room).sum::<u64>()
+    }
+
+    /// Another GPU that has room for so much more, as far as functions have used it: of those that reach this one's memory and
+    /// are reached by it, the one where arrays have least.
+    fn neighbour(&self, of: &Gpu, room: u64, most: u64) -> Option<Gpu> {
+        let is_avoided = |gpu: &Gpu| {
+            let way = (of.uuid.clone(), gpu.uuid.clone());
+            self.avoided.get(&way).is_some_and(|since| since.elapsed() < AVOIDED)
+        };
+        let fits = |gpu: &&Gpu| {
+            gpu.uuid != of.uuid
+                && of.reaches.contains(&gpu.uuid)
+                && gpu.reaches.contains(&of.uuid)
+                && self.used_on(&gpu.uuid).saturating_add(room) <= most
+                && !is_avoided(gpu)
+        };
+        let found = self.gpus.values().filter(fits);
+        found.min_by_key(|gpu| (self.used_on(&gpu.uuid), &gpu.uuid)).cloned()
     }
 
     fn used_on_host(&self) -> u64 {
@@ -103,6 +126,19 @@ impl ExchangeState {
 }
 
 impl Exchange {
+    /// A program has this GPU, and its worker can move arrays there.
+    pub(super) fn note_gpu(&self, gpu: &Gpu) {
+        let mut known = self.known();
+        if known.gpus.get(&gpu.uuid) != Some(gpu) {
+            known.gpus.insert(gpu.uuid.clone(), gpu.clone());
+        }
+    }
+
+    /// No array could be moved from one GPU to the other.
+    pub(super) fn avoid(&self, from: &str, to: String) {
+        self.known().avoided.insert((from.to_string(), to), Instant::now());
+    }
+
     /// Room on a GPU, or what has to be moved out for it.
     pub(super) fn reserve(self: &Arc<Exchange>, gpu: &str, room: u64) -> Result<RoomRequest, Problem> {
         let most = self.most.gpu;
@@ -146,17 +182,32 @@ impl Exchange {
     }
 
     fn move_out(self: &Arc<Exchange>, known: &mut ExchangeState, id: String) -> Result<Move, Problem> {
-        let bytes = known.items.get(&id).ok_or_else(|| item::missing(&id))?.bytes;
-        let is = "is to make room on the GPU";
-        known.check_host(bytes, is, self.most.host)?;
-        let to =
-            memory_file::filled(bytes).map_err(|error| no_host_room(bytes, is, &error.to_string()))?.into();
-        let item = known.items.get_mut(&id).ok_or_else(|| item::missing(&id))?;
-        let room = item.room;
+        let item = known.items.get(&id).ok_or_else(|| item::missing(&id))?;
+        let (bytes, room) = (item.bytes, item.room);
         let (ArrayLocation::Gpu { memory, .. } | ArrayLocation::Host { memory }) = &item.location;
         let from = duplicate(memory)?;
-        item.moving = true;
-        known.host_reserved += bytes;
+        let next = match &item.location {
+            ArrayLocation::Gpu { gpu, .. } => known.neighbour(gpu, room, self.most.gpu),
+            ArrayLocation::Host { .. } => None,
+        };
+        let to = match next {
+            Some(gpu) => {
+                *known.gpu_reserved.entry(gpu.uuid.clone()).or_default() += room;
+                let reserved = GpuRoom { exchange: self.clone(), gpu: gpu.uuid.clone(), bytes: room };
+                Destination::Gpu(gpu, reserved)
+            }
+            None => {
+                let is = "is to make room on the GPU";
+                known.check_host(bytes, is, self.most.host)?;
+                let to = memory_file::filled(bytes);
+                let to = to.map_err(|error| no_host_room(bytes, is, &error.to_string()))?;
+                known.host_reserved += bytes;
+                Destination::Host(to.into())
+            }
+        };
+        if let Some(item) = known.items.get_mut(&id) {
+            item.moving = true;
+        }
         Ok(Move { exchange: self.clone(), id, bytes, room, from, to: Some(to) })
     }
 }

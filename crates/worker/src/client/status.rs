@@ -47,7 +47,7 @@ impl Client {
             driver: self.gpus.platform.driver_name(),
             devices: self.gpus.infos(),
             free_bytes,
-            reaches: self.gpus.reaches().iter().map(rekindle_device::uuid_text).collect(),
+            reaches: self.gpus.reaches(0).iter().map(rekindle_device::uuid_text).collect(),
             device_bytes: held + physical + self.array_bytes(),
             shared_bytes: shared,
             declared: self.declared_data(),

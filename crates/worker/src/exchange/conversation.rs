@@ -119,9 +119,7 @@ impl ExchangeClient {
 
     fn hear(&self, stream: &UnixStream) -> Result<(Answer, Vec<OwnedFd>), Problem> {
         let device = self.device;
-        hear(stream, move |memories, sizes| {
-            self.on_dispatch(move |client| client.move_out(device, sizes, &memories)).is_ok()
-        })
+        hear(stream, move |way| self.on_dispatch(move |client| client.move_array(device, way)))
     }
 
     /// Has the dispatch thread do something on the GPU.
@@ -136,9 +134,8 @@ impl ExchangeClient {
 
 /// Has the memory daemon give up one array's memory on a GPU, which the program lacks; false if there is none.
 pub(crate) fn make_room(client: &mut Client, device: usize, gpu: String) -> bool {
-    let freed = ask(exchange::ExchangeRequest::MakeRoom { gpu, bytes: 1 }, HURRY).and_then(|stream| {
-        hear(&stream, |memories, sizes| client.move_out(device, sizes, &memories).is_ok())
-    });
+    let freed = ask(exchange::ExchangeRequest::MakeRoom { gpu, bytes: 1 }, HURRY)
+        .and_then(|stream| hear(&stream, |way| client.move_array(device, way).map_err(failed)));
     matches!(freed, Ok((Answer::Done { freed: 1.. }, _)))
 }
 
@@ -149,20 +146,36 @@ fn ask(request: exchange::ExchangeRequest, patience: Duration) -> Result<UnixStr
     Ok(stream)
 }
 
-/// The next answer with its memories, when all is moved out that has to be: `move_out` is told bytes and room.
+/// How an array is to be moved.
+pub(super) struct Way {
+    /// Bytes, and those of its memory.
+    pub sizes: (u64, u64),
+    /// The memory that it lies in, and that of the host that it is to be copied to, if it is.
+    pub memories: Vec<OwnedFd>,
+    /// The GPU that it is to be copied to.
+    pub to: Option<String>,
+}
+
+/// The next answer with its memories, when all is moved that has to be: `move_array` gives memory of the other GPU, if it was to go
+/// there.
 fn hear(
     stream: &UnixStream,
-    mut move_out: impl FnMut(Vec<OwnedFd>, (u64, u64)) -> bool,
+    mut move_array: impl FnMut(Way) -> Result<Option<OwnedFd>, Problem>,
 ) -> Result<(Answer, Vec<OwnedFd>), Problem> {
     loop {
-        match frame::receive(stream).map_err(unreachable)? {
-            (Answer::MoveOut { bytes, room }, memories) => {
-                let done = move_out(memories, (bytes, room));
-                frame::send(stream, &ExchangeMessage::Moved { done }, &[]).map_err(unreachable)?;
-            }
+        let (bytes, room, to, memories) = match frame::receive(stream).map_err(unreachable)? {
+            (Answer::MoveOut { bytes, room, to }, memories) => (bytes, room, to, memories),
             (Answer::Failed(problem), _) => return Err(problem),
             other => return Ok(other),
-        }
+        };
+        let moved = move_array(Way { sizes: (bytes, room), memories, to });
+        let told = match &moved {
+            Ok(Some(memory)) => {
+                frame::send(stream, &ExchangeMessage::Here { memory: None }, &[memory.as_fd()])
+            }
+            moved => frame::send(stream, &ExchangeMessage::Moved { done: moved.is_ok() }, &[]),
+        };
+        told.map_err(unreachable)?;
     }
 }
 

@@ -7,7 +7,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ER
 use rekindle_device::{Access, Result, Stream, uuid_text};
 use rekindle_protocol::fault;
 
-use super::conversation::make_room;
+use super::conversation::{Way, make_room};
 use super::kept::{Block, KEPT};
 use super::{Copied, ImportedArray};
 use crate::client::Client;
@@ -181,6 +181,36 @@ impl Client {
             .and_then(|host| self.copy_and_wait(device, host.address(), at, sizes.0));
         let closed = self.heap(device)?.release(at);
         copied.and(closed)
+    }
+
+    /// Moves an array to another GPU, whose memory comes of it, or to the host.
+    pub(super) fn move_array(&mut self, device: usize, way: Way) -> Result<Option<OwnedFd>> {
+        match &way.to {
+            Some(gpu) => self.move_over(device, way.sizes, gpu, &way.memories).map(Some),
+            None => self.move_out(device, way.sizes, &way.memories).map(|()| None),
+        }
+    }
+
+    /// Copies an array to memory of another GPU, which it makes.
+    fn move_over(
+        &mut self,
+        device: usize,
+        sizes: (u64, u64),
+        gpu: &str,
+        memories: &[OwnedFd],
+    ) -> Result<OwnedFd> {
+        fault::point("exchange-over").map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+        let [from] = memories else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        let reached = self.gpus.reaches(device).into_iter().find(|uuid| uuid_text(uuid) == gpu);
+        let gpu = reached.ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        let here = self.map_array(device, sizes, from.as_fd())?;
+        let copied = self.heap(device)?.make_aside_on(&gpu, sizes.1).and_then(|(there, memory)| {
+            let copied = self.copy_and_wait(device, there, here, sizes.0);
+            self.heap(device)?.drop_aside(there);
+            copied.map(|()| memory)
+        });
+        let closed = self.heap(device)?.release(here);
+        copied.and_then(|memory| closed.map(|()| memory))
     }
 
     /// Copies an array that is wanted elsewhere from the memory of this GPU, as `move_out` does.

@@ -176,7 +176,8 @@ impl Client {
 
     fn talk(&self, device: usize) -> Result<Result<ExchangeClient, Problem>, CuResult> {
         let uuid = uuid_text(&self.context(device)?.device.info().uuid);
-        let gpu = Gpu { uuid, choice: self.exchange.choice.clone() };
+        let reaches = self.gpus.reaches(device).iter().map(uuid_text).collect();
+        let gpu = Gpu { uuid, choice: self.exchange.choice.clone(), reaches };
         let remote = self.data.remote().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
         let Some(owner) = self.exchange.owner.clone() else {
             let sentence = "this program is in no sandbox of Rekindle's, and has nobody to hand arrays on to; run it by \

@@ -1,10 +1,10 @@
 //! Memory that stays mapped while no buffer lies there, for one that comes soon: mapping and giving to others take longer than
 //! a small copy.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_device::{Memory, Result};
+use rekindle_device::{Access, Memory, Result};
 
 use super::{Buffer, Content, Heap};
 
@@ -27,6 +27,19 @@ impl Heap {
                 Err(code)
             }
         }
+    }
+
+    /// As [`Heap::make_aside`], of memory of another GPU.
+    pub(crate) fn make_aside_on(&mut self, gpu: &[u8; 16], room: u64) -> Result<(u64, OwnedFd)> {
+        let made = self.device.memory_create_on(gpu, room)?;
+        let exported = self.device.memory_export(made);
+        let released = self.device.memory_release(made);
+        let descriptor = exported.and_then(|descriptor| released.map(|()| descriptor))?;
+        let at = self.take_addresses(room, self.granularity(), 0)?;
+        let memory = self.back(at, room, Some(descriptor.as_fd()), Access::ReadWrite);
+        let memory = memory.inspect_err(|_| self.give_addresses(at, room))?;
+        self.aside.insert(at, Aside { room, memory });
+        Ok((at, descriptor))
     }
 
     /// A buffer on memory that others have too is none any more, and its memory stays mapped. No work may use it.

@@ -64,6 +64,9 @@ impl Device for ClientDevice {
     fn memory_create(&self, bytes: u64) -> Result<Memory> {
         self.make(|device| device.memory_create(bytes), |owned, made| owned.memory.insert(made))
     }
+    fn memory_create_on(&self, gpu: &[u8; 16], bytes: u64) -> Result<Memory> {
+        self.make(|device| device.memory_create_on(gpu, bytes), |owned, made| owned.memory.insert(made))
+    }
     fn memory_release(&self, memory: Memory) -> Result<()> {
         let forget = |owned: &mut Owned| {
             self.kept().memory.remove(&memory);
