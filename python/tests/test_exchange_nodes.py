@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import os
 import signal
+import sys
 
 import numpy
 import pytest
@@ -24,6 +25,15 @@ MORE = """
     @rekindle.method()
     def both(self, *values):
         return list(values)
+"""
+ALONE = """
+import sys
+import rekindle
+
+try:
+    rekindle.get(rekindle.Ref(sys.argv[1], "int32", (int(sys.argv[2]),)))
+except rekindle.RefAccessError as error:
+    print(error)
 """
 NOTHING = (0, 0, 0, 0)
 
@@ -127,7 +137,9 @@ def test_several_at_once_have_it_fetched_once(two):
 
 
 def test_the_copy_expires_by_itself(two):
-    ref = two.giver.give.remote(COUNT, expiry=2)
+    # The instance is awake when it is asked.
+    assert two.taker.held.remote() == []
+    ref = two.giver.give.remote(COUNT, expiry=4)
     two.taker.hold.remote(ref)
     two.home.come_to(*NOTHING)
     assert two.away.counts() == (1, 1, ROOM, 0)
@@ -167,6 +179,15 @@ def test_another_app_does_not_get_it(two):
         stranger.total.remote(ref)
     two.taker.drop.remote(ref)
     two.is_clean()
+
+
+def test_a_program_that_hands_on_with_nobody_gets_nothing_from_other_nodes(two):
+    ref, sent = two.giver.give.remote(COUNT), two.home.sent()
+    two.away.rekindle("run", "-d", "--name", "alone", "--", sys.executable, "-c", ALONE, ref.id, COUNT)
+    (said,) = two.away.rekindle.wait_end("alone")
+    assert said.startswith(f"the array {ref.id} is at another node, and this program has nobody there")
+    assert two.home.sent() == sent
+    two.is_clean(ref)
 
 
 def test_nodes_that_were_not_told_hand_no_arrays_on(two):

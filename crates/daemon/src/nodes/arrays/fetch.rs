@@ -15,6 +15,9 @@ use crate::nodes::message::{ArrayAnswer, ArrayAsk, Hello};
 use crate::peers::{Link, MESSAGE_LIMIT};
 use crate::sandboxes::record;
 
+/// The most characters of what another node says that is told on.
+const LONGEST_SENTENCE: usize = 1000;
+
 type Result<T> = std::result::Result<T, Problem>;
 
 /// Has an array written to memory that the memory daemon makes for it.
@@ -102,6 +105,7 @@ fn connect(daemon: &Daemon, owner: &str, id: &str) -> Result<Link> {
 fn hear(link: &mut Link, within: std::time::Duration) -> Result<ArrayAnswer> {
     match link.receive(within).map_err(of_node)? {
         ArrayAnswer::Failed(Problem { kind, sentence }) => {
+            let sentence: String = sentence.chars().take(LONGEST_SENTENCE).collect();
             Err(Problem::new(kind, format!("node {:?}: {sentence}", link.peer.name)))
         }
         answer => Ok(answer),
