@@ -43,6 +43,7 @@ def test_each_request_has_a_line_and_an_id(log):
         assert line.pop("instance_us") > 0 and line.pop("queued_us") >= 0 and line.pop("time").endswith("Z")
         assert line == {
             "service": "web",
+            "tenant": None,
             "instance": "web-1",
             "method": "GET",
             "path": "/",

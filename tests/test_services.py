@@ -31,7 +31,7 @@ def begun(**environment):
             for mark in instance.root.glob("*.held"):
                 mark.with_suffix(".go").touch()
             for service in instance.json("services")["services"]:
-                instance("unserve", service["name"], "--now")
+                instance("unserve", service["name"], "--tenant", service["tenant"] or "none", "--now")
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ pub use sandbox::{
     LimitArguments, NetworkArguments, PortionArguments, SandboxArguments, SettingArguments,
     TerminalArguments, VolumeArguments,
 };
-pub use service::{ScaleArguments, ServiceArguments};
+pub use service::{ScaleArguments, ServiceArguments, TenantArgument};
 pub use tenant::TenantCommand;
 
 use crate::completion;
@@ -195,14 +195,19 @@ pub enum Command {
         /// The image of a program that listens on a TCP port.
         #[arg(add = ArgValueCandidates::new(completion::images))]
         image: String,
-        /// Name of the service. Its instances are the sandboxes NAME-1, NAME-2 and so on.
+        /// Name of the service. Its instances are the sandboxes NAME-1, NAME-2 and so on; those of a tenant's service are
+        /// TENANT@NAME-1 and so on.
         #[arg(long)]
         name: String,
         #[command(flatten)]
         service: ServiceArguments,
     },
     /// List services: their instances by stage, and their requests.
-    Services,
+    Services {
+        /// Those of this tenant alone; none: those of nobody.
+        #[arg(long, value_name = "TENANT|none", add = ArgValueCandidates::new(completion::tenants))]
+        tenant: Option<String>,
+    },
     /// Print where the daemon's page is, and open it where there is a desktop.
     ///
     /// It shows services with their instances, who has how much GPU memory, sandboxes and images.
@@ -217,17 +222,23 @@ pub enum Command {
         #[arg(value_name = "SERVICE", add = ArgValueCandidates::new(completion::services))]
         name: String,
         #[command(flatten)]
+        tenant: TenantArgument,
+        #[command(flatten)]
         scale: ScaleArguments,
     },
     /// Have a service refuse requests, answer those that it has, and end its instances. `serve` has it go on.
     Drain {
         #[arg(value_name = "SERVICE", add = ArgValueCandidates::new(completion::services))]
         name: String,
+        #[command(flatten)]
+        tenant: TenantArgument,
     },
     /// Remove a service, once the requests that it has are answered and its instances have ended.
     Unserve {
         #[arg(value_name = "SERVICE", add = ArgValueCandidates::new(completion::services))]
         name: String,
+        #[command(flatten)]
+        tenant: TenantArgument,
         /// End the instances at once, whatever they do.
         #[arg(long)]
         now: bool,

@@ -13,7 +13,7 @@ use rekindle_protocol::daemon::{Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
-use crate::arguments::{Arguments, Command, PortionArguments, StopArguments};
+use crate::arguments::{Arguments, Command, PortionArguments, ScaleArguments, StopArguments, TenantArgument};
 use crate::connection::{beside, listen, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::Output;
@@ -95,8 +95,8 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&paths, &Request::Serve { name, image, service: service.request() })?;
             printer.print(&answer, || show::address(&answer));
         }
-        Command::Services => {
-            let answer = simply_ask(&paths, &Request::Services)?;
+        Command::Services { tenant } => {
+            let answer = simply_ask(&paths, &Request::Services { tenant })?;
             printer.print(&answer, || show::services(&answer));
         }
         Command::Page { no_open } => {
@@ -112,16 +112,17 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&paths, &request)?;
             printer.print(&answer, || format!("{name} has it from now on"));
         }
-        Command::Scale { name, scale } => {
-            let answer = simply_ask(&paths, &Request::Scale { name, min: scale.min, max: scale.max })?;
+        Command::Scale { name, tenant: TenantArgument { tenant }, scale } => {
+            let ScaleArguments { min, max } = scale;
+            let answer = simply_ask(&paths, &Request::Scale { name, tenant, min, max })?;
             printer.print_json(&answer);
         }
-        Command::Drain { name } => {
-            let answer = simply_ask(&paths, &Request::Drain { name, remove: false, now: false })?;
+        Command::Drain { name, tenant: TenantArgument { tenant } } => {
+            let answer = simply_ask(&paths, &Request::Drain { name, tenant, remove: false, now: false })?;
             printer.print_json(&answer);
         }
-        Command::Unserve { name, now } => {
-            let answer = simply_ask(&paths, &Request::Drain { name, remove: true, now })?;
+        Command::Unserve { name, tenant: TenantArgument { tenant }, now } => {
+            let answer = simply_ask(&paths, &Request::Drain { name, tenant, remove: true, now })?;
             printer.print_json(&answer);
         }
         Command::Tenant(command) => tenant::perform(&paths, &printer, command)?,

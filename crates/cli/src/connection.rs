@@ -139,7 +139,7 @@ fn changes_nothing(request: &Request) -> bool {
             | Request::Logs { .. }
             | Request::Wait { .. }
             | Request::Trace { .. }
-            | Request::Services
+            | Request::Services { .. }
             | Request::Page
             | Request::Images
             | Request::Inspect { .. }

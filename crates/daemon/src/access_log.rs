@@ -132,7 +132,8 @@ fn line(record: &Record) -> String {
     let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let row = json!({
         "time": time(record.time),
-        "service": record.service,
+        "service": record.service.name,
+        "tenant": record.service.tenant,
         "instance": record.instance,
         "method": record.method,
         "path": record.path,
@@ -217,13 +218,14 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::channel;
 
+    use rekindle_protocol::service_name::ServiceName;
+
     use super::*;
 
     fn record(path: &str) -> Record {
         Record {
             time: UNIX_EPOCH,
-            service: "web".into(),
-            tenant: None,
+            service: ServiceName::new(Some("blue"), "web"),
             instance: Some("web-1".into()),
             method: "GET".into(),
             path: path.into(),

@@ -6,6 +6,8 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 
+use rekindle_protocol::service_name::ServiceName;
+
 use crate::error::Result;
 
 #[derive(Debug, thiserror::Error)]
@@ -21,8 +23,8 @@ pub enum ClaimError {
     )]
     Image { name: String },
 
-    #[error("the service {name:?} is being changed by another command; try again when that is done")]
-    Service { name: String },
+    #[error("the service {name} is being changed by another command; try again when that is done")]
+    Service { name: ServiceName },
 }
 
 pub struct Claims<T>(Mutex<HashSet<T>>);
@@ -56,10 +58,11 @@ impl Claims<String> {
             || ClaimError::Sandbox { name: name.to_string(), state: "migrating".to_string() }.into();
         self.take_all([id.to_string()]).map_err(|_| occupied())
     }
+}
 
-    /// The name of a service.
-    pub fn take_service(&self, name: &str) -> Result<Claim<'_, String>> {
-        self.take_all([name.to_string()]).map_err(|name| ClaimError::Service { name }.into())
+impl Claims<ServiceName> {
+    pub fn take(&self, name: &ServiceName) -> Result<Claim<'_, ServiceName>> {
+        self.take_all([name.clone()]).map_err(|name| ClaimError::Service { name }.into())
     }
 }
 
@@ -105,5 +108,19 @@ mod tests {
         assert!(claims.take("y").is_ok());
         drop(first);
         assert!(claims.take("x").is_ok());
+    }
+
+    #[test]
+    fn services_of_one_name_are_changed_at_once_if_they_are_not_of_one_tenant() {
+        let claims = Claims::<ServiceName>::default();
+        let of = |tenant| ServiceName::new(tenant, "web");
+        let first = claims.take(&of(Some("a"))).unwrap();
+        assert!(matches!(
+            claims.take(&of(Some("a"))),
+            Err(Error::Claims(ClaimError::Service { name })) if name == of(Some("a"))
+        ));
+        let _others = (claims.take(&of(Some("b"))).unwrap(), claims.take(&of(None)).unwrap());
+        drop(first);
+        assert!(claims.take(&of(Some("a"))).is_ok());
     }
 }

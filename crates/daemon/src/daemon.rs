@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use nix::sys::resource::{Resource, getrlimit};
 use rekindle_driver::Helper;
 use rekindle_gateway::{Access, Gateway, HeaderMap, Record, Span, Watch};
+use rekindle_protocol::service_name::ServiceName;
 use rekindle_sandbox::Criu;
 use rekindle_store::Store;
 
@@ -100,7 +101,7 @@ pub struct Daemon {
     pub spans: Option<Arc<Spans>>,
     pub gpu_usage: GpuUsage,
     /// Names of services that are being changed.
-    pub serving: Claims<String>,
+    pub serving: Claims<ServiceName>,
     /// Where the page is, or why it is not, if there is to be one.
     page: OnceLock<std::result::Result<SocketAddr, String>>,
     /// Held while tenants are changed.

@@ -18,6 +18,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response};
 use opentelemetry::trace::SpanContext;
+use rekindle_protocol::service_name::ServiceName;
 
 use crate::refusal::Answer;
 use crate::relay::Relay;
@@ -67,9 +68,7 @@ pub struct RequestAttempt {
 pub struct Record {
     /// When it came.
     pub time: SystemTime,
-    pub service: String,
-    /// Whose service it is, if it is somebody's.
-    pub tenant: Option<String>,
+    pub service: ServiceName,
     /// The last one that it was sent to.
     pub instance: Option<String>,
     pub method: String,
@@ -94,9 +93,7 @@ pub struct Record {
 
 /// What a request comes to.
 pub struct RequestOrigin<'a> {
-    pub service: &'a str,
-    /// Whose it is.
-    pub tenant: Option<&'a str>,
+    pub service: &'a ServiceName,
     pub tally: &'a Arc<Tally>,
 }
 
@@ -116,7 +113,7 @@ pub struct Entry {
 impl Entry {
     /// Has the request have an id, if it has none that can be taken over.
     pub fn begin<B>(
-        RequestOrigin { service, tenant, tally }: RequestOrigin<'_>,
+        RequestOrigin { service, tally }: RequestOrigin<'_>,
         client: IpAddr,
         request: &mut Request<B>,
         access: Option<Access>,
@@ -132,8 +129,7 @@ impl Entry {
         let record = Record {
             span,
             time: SystemTime::now(),
-            service: service.to_string(),
-            tenant: tenant.map(str::to_string),
+            service: service.clone(),
             instance: None,
             method: request.method().to_string(),
             path: request.uri().path().to_string(),
@@ -304,7 +300,7 @@ mod tests {
 
     fn begin<B>(client: IpAddr, request: &mut Request<B>, access: Option<Access>) -> Entry {
         Entry::begin(
-            RequestOrigin { service: "web", tenant: None, tally: &Arc::default() },
+            RequestOrigin { service: &ServiceName::new(None, "web"), tally: &Arc::default() },
             client,
             request,
             access,

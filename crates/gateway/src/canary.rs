@@ -70,7 +70,7 @@ impl Canary {
         if stopped.is_some() {
             return;
         }
-        log::warn!("the canary of the service {:?} takes no further requests: {why}", self.service.name);
+        log::warn!("the canary of the service {} takes no further requests: {why}", self.service.name);
         *stopped = Some(why);
         drop(stopped);
         self.service.drain();

@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ipnet::IpNet;
+use rekindle_protocol::service_name::ServiceName;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
@@ -28,7 +29,7 @@ pub struct Gateway {
     room: Arc<Semaphore>,
     memory: Arc<Memory>,
     tenants: Arc<Tenants>,
-    services: Mutex<BTreeMap<String, Entry>>,
+    services: Mutex<BTreeMap<ServiceName, Entry>>,
     /// Who is told of each request.
     access: Option<Access>,
     proxies: Arc<[IpNet]>,
@@ -124,7 +125,7 @@ impl Gateway {
     }
 
     /// Has those who come to a service from now on speak TLS, or not.
-    pub fn secure(&self, name: &str, tls: Option<Arc<Tls>>) -> io::Result<()> {
+    pub fn secure(&self, name: &ServiceName, tls: Option<Arc<Tls>>) -> io::Result<()> {
         if let Some(tls) = &tls {
             self.runtime()?.spawn(tls::keep_looking(Arc::downgrade(tls)));
         }
@@ -136,33 +137,33 @@ impl Gateway {
     }
 
     /// The certificate of a service, if it has one.
-    pub fn tls(&self, name: &str) -> Option<Arc<Tls>> {
+    pub fn tls(&self, name: &ServiceName) -> Option<Arc<Tls>> {
         let place = self.lock().get(name)?.tls.clone();
         place.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn get(&self, name: &str) -> Option<Arc<Service>> {
+    pub fn get(&self, name: &ServiceName) -> Option<Arc<Service>> {
         self.lock().get(name).map(|entry| entry.service.clone())
     }
 
-    /// All, by their names.
+    /// All, by their names: of one name nobody's first.
     pub fn all(&self) -> Vec<Arc<Service>> {
         self.lock().values().map(|entry| entry.service.clone()).collect()
     }
 
     /// Whether clients can come to a service.
-    pub fn is_open(&self, name: &str) -> bool {
+    pub fn is_open(&self, name: &ServiceName) -> bool {
         self.lock().get(name).is_some_and(|entry| entry.listener.is_some())
     }
 
     /// Has nobody come to a service any more.
-    pub fn close(&self, name: &str) {
+    pub fn close(&self, name: &ServiceName) {
         let listener = self.lock().get_mut(name).and_then(|entry| entry.listener.take());
         drop(listener);
     }
 
     /// Closes the port of a service, and forgets it.
-    pub fn remove(&self, name: &str) {
+    pub fn remove(&self, name: &ServiceName) {
         let gone = self.lock().remove(name);
         drop(gone);
     }
@@ -182,7 +183,7 @@ impl Gateway {
         self.runtime.get().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ServiceName, Entry>> {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -59,7 +59,7 @@ impl Listener {
             match TcpListener::from_std(listener) {
                 Ok(listener) => serve((listener, closes), stopped, service, needs).await,
                 Err(error) => {
-                    log::error!("the port of the service {:?} cannot be served: {error}", service.name)
+                    log::error!("the port of the service {} cannot be served: {error}", service.name)
                 }
             }
         });
@@ -96,7 +96,7 @@ async fn serve(
                 });
             }
             Err(error) => {
-                log::warn!("the next client of the service {:?} waits: {error}", service.name);
+                log::warn!("the next client of the service {} waits: {error}", service.name);
                 sleep(limits::PAUSE).await;
             }
         }

@@ -59,7 +59,7 @@ pub fn wanted(service: &Service, headers: &HeaderMap) -> Result<Vec<String>, Dat
         return Ok(Vec::new());
     }
     let slots = service.source().map(|source| source.data_slots).unwrap_or_default();
-    named(&service.name, &slots, headers)
+    named(&service.name.name, &slots, headers)
 }
 
 fn named(service: &str, slots: &[DataSlot], headers: &HeaderMap) -> Result<Vec<String>, DataRefusal> {

@@ -46,8 +46,7 @@ pub async fn answer(
 ) -> Response<Logged> {
     headers::join_cookies(request.headers_mut());
     let fields = request.headers().len();
-    let tenant = service.tenant().map(|tenant| tenant.name.as_str());
-    let asked = RequestOrigin { service: &service.name, tenant, tally: service.tally() };
+    let asked = RequestOrigin { service: &service.name, tally: service.tally() };
     let mut entry = Entry::begin(asked, client.ip, &mut request, access);
     // HTTP/2 has a limit of the bytes of a head alone.
     if fields > limits::HEADERS {
@@ -68,10 +67,10 @@ async fn attempt(
         && let Err(why) = entrance.tenants.admit(&entrance.tenant, request.headers_mut())
     {
         entry.rejected(&why);
-        return denied(&service.name, why);
+        return denied(&service.name.name, why);
     }
     if request.method() == Method::CONNECT {
-        let sentence = format!("the service {:?} makes no connections to elsewhere", service.name);
+        let sentence = format!("the service {:?} makes no connections to elsewhere", service.name.name);
         return say(StatusCode::METHOD_NOT_ALLOWED, sentence);
     }
     let came = Instant::now();
@@ -101,7 +100,7 @@ async fn attempt(
             Ok(Verdict::Refused(_)) if canary.take().is_some() => continue,
             Ok(Verdict::Refused(why)) => {
                 entry.rejected(&why);
-                return refused(&service.name, why);
+                return refused(&service.name.name, why);
             }
         };
         let Some(request) = unsent.take().or_else(|| again.take()) else {

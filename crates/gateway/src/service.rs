@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use rekindle_protocol::service_name::ServiceName;
 use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
@@ -33,7 +34,7 @@ use room::resting;
 const LONG: Duration = Duration::from_secs(3600);
 
 pub struct Service {
-    pub name: String,
+    pub name: ServiceName,
     /// What the names of its instances begin with.
     stem: String,
     /// By which the [memory](crate::memory) knows it.
@@ -131,7 +132,7 @@ impl Service {
             latency: Latency::default(),
         };
         let service = Arc::new(Service {
-            name: name.to_string(),
+            name: ServiceName::new(entrance.as_ref().map(|entrance| &*entrance.tenant.name), name),
             stem: stem.to_string(),
             number: memory.number(),
             entrance,
@@ -198,7 +199,7 @@ impl Service {
         });
         match begun {
             true => receiver.recv().unwrap_or_else(|_| Err("the rollout was given up".to_string())),
-            false => Err(format!("another image is just being rolled out to the service {:?}", self.name)),
+            false => Err(format!("another image is just being rolled out to the service {}", self.name)),
         }
     }
 
@@ -289,8 +290,8 @@ impl Service {
             })
             .collect();
         ServiceView {
-            name: self.name.clone(),
-            tenant: self.tenant().map(|tenant| tenant.name.clone()),
+            name: self.name.name.clone(),
+            tenant: self.name.tenant.clone(),
             source: policy.source().cloned(),
             plan: policy.plan().clone(),
             in_flight: instances.iter().map(|instance| instance.in_flight).sum(),
@@ -384,7 +385,7 @@ impl Service {
                 Verdict::Sent(InstanceSlot::new(self.clone(), instance, upstream))
             }
             Ok((instance, None)) => {
-                log::error!("the service {:?} has no way to its instance {instance}", self.name);
+                log::error!("the service {} has no way to its instance {instance}", self.name);
                 self.act(|policy, now| policy.done(instance, Outcome::Unheard, now));
                 return;
             }
@@ -471,7 +472,7 @@ impl Service {
             Ok(instance) => instance,
             Err(Failure { why, missing: None }) => return self.has_failed(number, why),
             Err(Failure { why, missing: Some(missing) }) => {
-                log::info!("the service {:?} waits for GPU memory: {why}", self.name);
+                log::info!("the service {} waits for GPU memory: {why}", self.name);
                 self.act(|policy, now| policy.found_full(number, now));
                 let (left, full) = (Holding::default(), (missing, why));
                 self.memory.found_full(self.key(number), &source, left, full, Instant::now());

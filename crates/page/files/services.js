@@ -1,7 +1,7 @@
 // Services: requests, queue, latency, instances by stage, limits and problems.
 
 import { attribute, each, element, hide, style, text } from "./dom.js";
-import { STAGES, bytes, count, micros, rate, span, stage } from "./words.js";
+import { STAGES, bytes, count, micros, rate, serviceWord, span, stage } from "./words.js";
 
 const WINDOW_MS = 60000;
 /** By service, the sums of its requests of the last minute, as they came in. */
@@ -10,12 +10,12 @@ const seen = new Map();
 /** Requests a second of late, and of each pair of samples. */
 function rates(service, nowMs) {
   const total = service.served + service.failed + service.refused;
-  let samples = seen.get(service.name) ?? [];
+  let samples = seen.get(serviceWord(service)) ?? [];
   // A daemon that was started again counts anew.
   if (samples.length && samples.at(-1).total > total) samples = [];
   if (samples.at(-1)?.at !== nowMs) samples.push({ at: nowMs, total });
   while (samples.length > 2 && nowMs - samples[0].at > WINDOW_MS) samples.shift();
-  seen.set(service.name, samples);
+  seen.set(serviceWord(service), samples);
   const between = (from, to) => ((to.total - from.total) * 1000) / Math.max(1, to.at - from.at);
   const each = samples.slice(1).map((sample, index) => between(samples[index], sample));
   const from = samples.find((sample) => nowMs - sample.at <= 10000) ?? samples[0];
@@ -37,6 +37,7 @@ function make() {
   const picture = document.getElementById("spark").content.firstElementChild.cloneNode(true);
   const shows = {
     name: element("h3"),
+    tenant: element("span", "tag"),
     state: element("span", "tag"),
     image: element("p", "quiet"),
     figures: ["requests/s", "queued", "under way", "p50", "p99"].map(figure),
@@ -48,7 +49,7 @@ function make() {
     problem: element("p", "problem"),
   };
   card.append(
-    element("div", "head", shows.name, shows.state, picture),
+    element("div", "head", shows.name, shows.tenant, shows.state, picture),
     shows.image,
     element("div", "figures", ...shows.figures),
     shows.stages,
@@ -76,6 +77,8 @@ function update(card, service, nowMs) {
   const problem = service.problem ?? null;
   card.classList.toggle("ill", problem !== null);
   text(shows.name, service.name);
+  hide(shows.tenant, service.tenant === null);
+  text(shows.tenant, `tenant ${service.tenant}`);
   text(shows.state, service.draining ? "draining" : problem ? "problem" : "serving");
   shows.state.className = `tag ${service.draining ? "draining" : problem ? "bad" : "good"}`;
   const scheme = service.tls ? "https" : "http";
@@ -110,7 +113,7 @@ function update(card, service, nowMs) {
 }
 
 export function showServices(where, state) {
-  const names = new Set(state.services.map((service) => service.name));
+  const names = new Set(state.services.map(serviceWord));
   for (const name of seen.keys()) if (!names.has(name)) seen.delete(name);
-  each(where, state.services, (service) => service.name, make, (card, service) => update(card, service, state.now_ms));
+  each(where, state.services, serviceWord, make, (card, service) => update(card, service, state.now_ms));
 }

@@ -1,7 +1,7 @@
 // Sandboxes and images, a row each.
 
 import { attribute, each, element, text } from "./dom.js";
-import { ago, bytes } from "./words.js";
+import { ago, bytes, serviceWord } from "./words.js";
 
 /** A table of things; of each column its title and what it shows, and whether that is a number. */
 function table(where, things, key, columns, kind) {
@@ -26,7 +26,7 @@ export function showSandboxes(where, state) {
   const columns = [
     ["name", (one) => one.name],
     ["state", (one) => one.state.replace("-", " ")],
-    ["service", (one) => one.service ?? "–"],
+    ["service", (one) => (one.service ? serviceWord({ name: one.service, tenant: one.service_tenant }) : "–")],
     ["image", (one) => one.image ?? "–"],
     ["GPU", (one) => one.gpu],
     ["on the GPU", (one) => bytes(one.device_bytes), true],

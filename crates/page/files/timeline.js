@@ -1,7 +1,7 @@
 // Instances by stage, on a time line that ends now.
 
 import { attribute, each, element, style, text } from "./dom.js";
-import { STAGES, clock, span, stage } from "./words.js";
+import { STAGES, clock, serviceWord, span, stage } from "./words.js";
 
 const SPANS_MS = [60000, 120000, 300000, 600000, 900000];
 /** Into how many parts the axis of each is divided. */
@@ -64,7 +64,8 @@ export function showTimeline(where, caption, state) {
   const lanes = state.lanes.filter((lane) => (lane.gone_ms ?? nowMs) > from);
   text(caption, lanes.length ? `the last ${span(ms)}` : "");
   const groups = state.services
-    .map((service) => ({ name: service.name, lanes: lanes.filter((lane) => lane.service === service.name) }))
+    .map(serviceWord)
+    .map((name) => ({ name, lanes: lanes.filter((lane) => serviceWord({ name: lane.service, tenant: lane.tenant }) === name) }))
     .filter((group) => group.lanes.length > 0);
   const axis = { name: null, lanes: [] };
   each(

@@ -59,3 +59,8 @@ export const STAGES = ["waiting", "starting", "running", "falling-asleep", "asle
 export function stage(name) {
   return name === "waiting" ? "waiting for memory" : name.replace("-", " ");
 }
+
+/** What no two services have in common, as the names of instances begin. */
+export function serviceWord({ name, tenant }) {
+  return tenant ? `${tenant}@${name}` : name;
+}

@@ -19,7 +19,7 @@ pub struct ServiceRequest {
     /// A path that an instance answers with success once it is ready.
     pub ready: Option<String>,
     pub gpu: Option<String>,
-    /// Whose service it is: its clients need a token of that tenant.
+    /// Whose service it is: its clients need a token of that tenant. [`NOBODY`](crate::tenant::NOBODY): nobody's.
     #[serde(default)]
     pub tenant: Option<String>,
     /// Whose programs instances share GPU contexts with.

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+/// In place of a tenant's name: nobody. No tenant is called so.
+pub const NOBODY: &str = "none";
+
 /// The most that all services of a tenant have together; none: as much as there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quota {

@@ -29,9 +29,10 @@ pub struct ServiceArguments {
     /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX]; the image's if none is given.
     #[arg(long, value_name = "GPU")]
     gpu: Option<String>,
-    /// The tenant whose service it is (`rekindle tenant create`): its clients need a token of that tenant. A service stays
-    /// whose it is.
-    #[arg(long, value_name = "TENANT", add = ArgValueCandidates::new(completion::tenants))]
+    /// The tenant whose service it is (`rekindle tenant create`): its clients need a token of that tenant. Each tenant has
+    /// names of its own. none: nobody's. If none is given, it is nobody's service of this name if there is one, else the only
+    /// tenant's, else a new one of nobody's.
+    #[arg(long, value_name = "TENANT|none", add = ArgValueCandidates::new(completion::tenants))]
     tenant: Option<String>,
     /// Have instances share GPU contexts with the other programs that share by this name; those of a tenant's service with
     /// instances of the tenant's services alone. The image's program must have been started
@@ -87,6 +88,15 @@ pub struct ServiceArguments {
     /// Have clients speak without TLS.
     #[arg(long, conflicts_with = "tls_certificate")]
     no_tls: bool,
+}
+
+/// Whose service is meant.
+#[derive(Debug, Args)]
+pub struct TenantArgument {
+    /// The tenant whose service it is; none: nobody's. If none is given, it is nobody's service of this name if there is one,
+    /// else the only tenant's.
+    #[arg(long, value_name = "TENANT|none", add = ArgValueCandidates::new(completion::tenants))]
+    pub tenant: Option<String>,
 }
 
 /// How many instances there are.

@@ -1,5 +1,6 @@
-//! Records that are kept on disk, so that the next daemon has them: one JSON file each, by name, replaced as a whole.
+//! Records that are kept on disk, so that the next daemon has them: one JSON file each, replaced as a whole.
 
+use std::borrow::Cow;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use super::replace::{Outlasting, PRIVATE, replace};
 use crate::error::{Error, Result};
 
 /// The longest record read.
-const LONGEST: u64 = 1 << 20;
+pub const LONGEST: u64 = 1 << 20;
 
 /// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +32,8 @@ pub trait StoredRecord: Serialize + DeserializeOwned {
     /// What it is a record of.
     const KIND: &'static str;
 
-    fn name(&self) -> &str;
+    /// What its file is called.
+    fn key(&self) -> Cow<'_, str>;
 
     /// An error says why it cannot be used.
     fn check(&self) -> std::result::Result<(), RecordError> {
@@ -40,17 +42,17 @@ pub trait StoredRecord: Serialize + DeserializeOwned {
 
     /// Writes it beside its place and moves it there. Nobody else can read it.
     fn save(&self, directory: &Path) -> Result<()> {
-        let place = path(directory, self.name());
+        let place = path(directory, &self.key());
         serde_json::to_vec_pretty(self)
             .map_err(io::Error::from)
             .and_then(|text| replace(&place, &text, PRIVATE, Outlasting::Contents))
             .map_err(|source| Error::io("write the record", &place, source))
     }
 
-    fn load(directory: &Path, name: &str) -> std::result::Result<Self, RecordError> {
-        let text = bounded::read(&path(directory, name), LONGEST)?;
+    fn load(directory: &Path, key: &str) -> std::result::Result<Self, RecordError> {
+        let text = bounded::read(&path(directory, key), LONGEST)?;
         let record: Self = serde_json::from_slice(&text)?;
-        match record.name() == name {
+        match record.key() == key {
             true => record.check().map(|()| record),
             false => Err(RecordError::Misnamed { kind: Self::KIND }),
         }
@@ -62,28 +64,28 @@ pub trait StoredRecord: Serialize + DeserializeOwned {
         let mut records = Vec::new();
         for entry in fs::read_dir(directory).map_err(failed)? {
             let file = entry.map_err(failed)?.file_name();
-            let Some(name) = file.to_str().and_then(|file| file.strip_suffix(".json")) else { continue };
-            match Self::load(directory, name) {
+            let Some(key) = file.to_str().and_then(|file| file.strip_suffix(".json")) else { continue };
+            match Self::load(directory, key) {
                 Ok(record) => records.push(record),
                 Err(reason) => {
-                    log::error!("the record of the {} {name:?} cannot be used: {reason}", Self::KIND);
+                    log::error!("the record of the {} {key:?} cannot be used: {reason}", Self::KIND);
                 }
             }
         }
         Ok(records)
     }
 
-    /// Whether there is one of this name, even if it cannot be read.
-    fn is_there(directory: &Path, name: &str) -> bool {
-        path(directory, name).symlink_metadata().is_ok()
+    /// Whether there is one, even if it cannot be read.
+    fn is_there(directory: &Path, key: &str) -> bool {
+        path(directory, key).symlink_metadata().is_ok()
     }
 
-    fn remove(directory: &Path, name: &str) -> Result<()> {
-        let place = path(directory, name);
+    fn remove(directory: &Path, key: &str) -> Result<()> {
+        let place = path(directory, key);
         fs::remove_file(&place).map_err(|source| Error::io("remove", &place, source))
     }
 }
 
-fn path(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}.json"))
+fn path(directory: &Path, key: &str) -> PathBuf {
+    directory.join(format!("{key}.json"))
 }

@@ -1,6 +1,7 @@
 //! Which slice of the addresses a program has that is to share contexts.
 
 use rekindle_device::Slice;
+use rekindle_protocol::tenant::NOBODY;
 
 use crate::daemon::Daemon;
 use crate::error::Result;
@@ -11,8 +12,6 @@ use crate::sandboxes::record::APP;
 
 /// The longest name of a tenant.
 const LONGEST: usize = 64;
-/// In place of a name: with nobody.
-pub const NOBODY: &str = "none";
 
 /// Whether the program of an image can share contexts: it can if each process that used a GPU has had a slice from the
 /// beginning of its life.

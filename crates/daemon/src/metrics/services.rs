@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use prometheus_client::registry::Unit;
 use rekindle_gateway::{Service, ServiceView, Stage, Tally};
+use rekindle_protocol::service_name::ServiceName;
 
 use super::families::{Families, word};
 use crate::daemon::Daemon;
@@ -12,8 +13,7 @@ use crate::daemon::Daemon;
 struct ServiceMetrics {
     shown: ServiceView,
     tally: Arc<Tally>,
-    name: String,
-    tenant: String,
+    name: ServiceName,
     /// Something is wrong with it.
     problem: bool,
     canary: &'static str,
@@ -21,27 +21,26 @@ struct ServiceMetrics {
 
 impl ServiceMetrics {
     fn new(daemon: &Daemon, service: &Service, of: Option<&Service>) -> ServiceMetrics {
-        let of_service = of.unwrap_or(service);
         let shown = service.shown();
         let tls = daemon.gateway.tls(&service.name).and_then(|tls| tls.problem());
         ServiceMetrics {
             problem: shown.problem.is_some() || tls.is_some(),
             shown,
             tally: service.tally().clone(),
-            name: of_service.name.clone(),
-            tenant: of_service.tenant().map(|tenant| tenant.name.clone()).unwrap_or_default(),
+            name: of.unwrap_or(service).name.clone(),
             canary: if of.is_some() { "true" } else { "false" },
         }
     }
 
     /// Which service's requests.
     fn asked(&self) -> [(&'static str, &str); 2] {
-        [("service", &self.name), ("tenant", &self.tenant)]
+        [("service", &self.name.name), ("tenant", self.name.tenant.as_deref().unwrap_or_default())]
     }
 
     /// Which image's instances.
-    fn made(&self) -> [(&'static str, &str); 2] {
-        [("service", &self.name), ("canary", self.canary)]
+    fn made(&self) -> [(&'static str, &str); 3] {
+        let [service, tenant] = self.asked();
+        [service, tenant, ("canary", self.canary)]
     }
 }
 

@@ -24,7 +24,7 @@ pub fn collect(daemon: &Daemon, images: &Images, began: SystemTime) -> Value {
             otherwise
         })
     };
-    let mut listed = known(services::list(daemon), json!({ "services": [], "memory": null }));
+    let mut listed = known(services::list(daemon, None), json!({ "services": [], "memory": null }));
     let images = known(images.shown(daemon), json!([]));
     for service in listed["services"].as_array_mut().into_iter().flatten() {
         // Where keys lie is nobody's business.
@@ -50,7 +50,8 @@ pub fn collect(daemon: &Daemon, images: &Images, began: SystemTime) -> Value {
 fn lanes(service: &Service) -> Vec<Value> {
     let shown = |lane: Lane| {
         let mut lane = json!(lane);
-        lane["service"] = json!(service.name);
+        lane["service"] = json!(service.name.name);
+        lane["tenant"] = json!(service.name.tenant);
         lane
     };
     let canary = service.canary().map(|canary| canary.service.lanes()).unwrap_or_default();
@@ -69,14 +70,15 @@ fn sandboxes(daemon: &Daemon) -> Vec<Value> {
 
 /// What is shown of a sandbox: no words of its command's, which may be secret.
 fn row(sandbox: &Sandbox) -> Value {
-    let service = sandbox.record().service;
+    let service = sandbox.record().of_service();
     let shown = sandbox.shown();
     json!({
         "name": shown.name,
         "mode": shown.mode,
         "state": shown.state,
         "live": shown.state.is_live(),
-        "service": service,
+        "service": service.as_ref().map(|service| &service.name),
+        "service_tenant": service.as_ref().and_then(|service| service.tenant.as_ref()),
         "image": shown.image,
         "gpu": shown.gpu,
         "tenant": shown.tenant,

@@ -21,6 +21,7 @@ use rekindle_driver::UuidPair;
 use rekindle_protocol::daemon::{Limits, LoadOrder, Mode, Operation, Report, State};
 use rekindle_protocol::mounts::{Mounts, Volume};
 use rekindle_protocol::network::{Network, Port};
+use rekindle_protocol::service_name::ServiceName;
 use rekindle_store::Image;
 
 use crate::daemon::Daemon;
@@ -95,9 +96,7 @@ pub struct RestoreRequest<'a> {
     /// Whose programs it is to share contexts with; none: nobody's.
     pub tenant: Option<&'a str>,
     /// The service that it is an instance of. It has a network of its own then, to which no port leads.
-    pub service: Option<&'a str>,
-    /// The tenant whose service that is.
-    pub service_tenant: Option<&'a str>,
+    pub service: Option<&'a ServiceName>,
     /// Asked when the program is complete, and does not run before this lets it.
     pub ready_check: Option<&'a ReadyCheck<'a>>,
 }
@@ -281,8 +280,8 @@ fn hold(
             mounts: mounts.clone(),
             tenant: request.tenant.map(str::to_string),
             slice: metadata.slice,
-            service: request.service.map(str::to_string),
-            service_tenant: request.service_tenant.map(str::to_string),
+            service: request.service.map(|service| service.name.clone()),
+            service_tenant: request.service.and_then(|service| service.tenant.clone()),
             ..Record::new(daemon.paths.new_id()?, at.name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own, and one that comes from elsewhere brings its log.

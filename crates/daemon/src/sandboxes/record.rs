@@ -8,6 +8,7 @@ use rekindle_device::Slice;
 use rekindle_protocol::daemon::{Limits, Mode, Sandbox, State, User};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
+use rekindle_protocol::service_name::ServiceName;
 use rekindle_protocol::terminal::WindowSize;
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
@@ -202,6 +203,12 @@ impl Record {
     /// alike up to the last `-`.
     pub fn owner(&self) -> String {
         self.owner_of_several().unwrap_or_else(|| format!("{ALONE}{}", self.id))
+    }
+
+    /// The service that it is an instance of, if it is one.
+    pub fn of_service(&self) -> Option<ServiceName> {
+        let name = self.service.as_deref()?;
+        Some(ServiceName::new(self.service_tenant.as_deref(), name))
     }
 
     /// As [`Record::owner`], if other programs may be of it too.

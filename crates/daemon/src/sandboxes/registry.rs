@@ -88,6 +88,21 @@ impl Registry {
         trim(&mut sandboxes);
     }
 
+    /// Gives a live sandbox another name, as [`Registry::add`] would.
+    pub fn rename(&self, sandbox: &Arc<Sandbox>, name: &str) -> Result<()> {
+        names::check(name)?;
+        let mut sandboxes = self.lock();
+        if sandboxes.get(name).is_some_and(|other| other.is_live()) {
+            return Err(SandboxError::NameInUse { name: name.to_string() }.into());
+        }
+        sandboxes.remove(&sandbox.name());
+        sandbox.note(|record| record.name = name.to_string());
+        if let Some(former) = sandboxes.insert(name.to_string(), sandbox.clone()) {
+            former.forget();
+        }
+        Ok(())
+    }
+
     /// Forgets a sandbox. The one whose place it was to take, if it never came to run, is there again.
     pub fn remove(&self, sandbox: &Arc<Sandbox>) {
         let mut sandboxes = self.lock();
@@ -229,6 +244,26 @@ mod tests {
             assert!(matches!(again, Err(Error::Sandboxes(SandboxError::NameInUse { .. }))));
         }
         assert!(matches!(registry.get("job"), Err(Error::Sandboxes(SandboxError::Unknown { .. }))));
+    }
+
+    #[test]
+    fn one_that_is_renamed_is_found_by_its_new_name_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, registry) = (paths(root.path()), Registry::default());
+        let add =
+            |name, state| registry.add(Some(name), "", |at| Ok(sandbox(&paths, &at.name, state))).unwrap();
+        let (one, _) = (add("one", State::Running), add("taken", State::Running));
+        add("over", State::Exited);
+        assert!(matches!(
+            registry.rename(&one, "taken"),
+            Err(Error::Sandboxes(SandboxError::NameInUse { .. }))
+        ));
+        assert!(Arc::ptr_eq(&registry.get("one").unwrap(), &one));
+        registry.rename(&one, "over").unwrap();
+        assert!(Arc::ptr_eq(&registry.get("over").unwrap(), &one) && registry.get("one").is_err());
+        assert_eq!((one.name(), registry.all().len()), ("over".to_string(), 2));
+        let kept = Record::load_all(&paths.sandboxes()).unwrap();
+        assert!(kept.iter().any(|record| record.name == "over" && record.is_live()));
     }
 
     #[test]

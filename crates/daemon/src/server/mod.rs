@@ -386,10 +386,14 @@ fn answer(
         Request::AddNode { name, address, key, arrays } => nodes::add(daemon, name, address, &key, arrays)?,
         Request::RemoveNode { name } => nodes::remove(daemon, &name)?,
         Request::Serve { name, image, service } => services::serve(daemon, &name, &image, &service)?,
-        Request::Services => services::list(daemon)?,
+        Request::Services { tenant } => services::list(daemon, tenant.as_deref())?,
         Request::Page => page::address(daemon)?,
-        Request::Scale { name, min, max } => services::scale(daemon, &name, min, max)?,
-        Request::Drain { name, remove, now } => services::drain(daemon, &name, (remove, now), reply)?,
+        Request::Scale { name, tenant, min, max } => {
+            services::scale(daemon, (&name, tenant.as_deref()), (min, max))?
+        }
+        Request::Drain { name, tenant, remove, now } => {
+            services::drain(daemon, (&name, tenant.as_deref()), (remove, now), reply)?
+        }
         Request::CreateTenant { name, quota } => tenants::create(daemon, &name, quota)?,
         Request::Tenants => tenants::list(daemon),
         Request::SetTenant { name, quota } => tenants::set(daemon, &name, quota)?,

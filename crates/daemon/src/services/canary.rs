@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rekindle_gateway::{Canary, Plan, Service, Source};
 use rekindle_protocol::service::ServiceRequest;
+use rekindle_protocol::service_name::ServiceName;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -25,8 +26,8 @@ pub struct CanaryRecord {
 }
 
 /// What the names of a canary's instances begin with.
-pub fn stem(name: &str, number: u64) -> String {
-    format!("{name}-c{number}.")
+pub fn stem(name: &ServiceName, number: u64) -> String {
+    format!("{}-c{number}.", name.word())
 }
 
 /// None of it stays awake without requests.
@@ -37,7 +38,7 @@ pub fn plan(plan: &Plan) -> Plan {
 /// Begins one, or changes the share of the one that there is. Returns when an instance of it listens.
 pub fn serve(
     daemon: &Arc<Daemon>,
-    name: &str,
+    name: &ServiceName,
     image: &str,
     request: &ServiceRequest,
     share: u32,
@@ -46,16 +47,15 @@ pub fn serve(
     let service = find(daemon, name)?;
     let mut record = load(daemon, name)?;
     check(request).map_err(|reason| refused(reason.to_string()))?;
-    record.check_tenant(request)?;
     if record.draining {
         return Err(refused(format!(
-            "the service {name:?} takes no more requests; serve it without --canary first"
+            "the service {name} takes no more requests; serve it without --canary first"
         )));
     }
     let source = source(daemon, image, request, Some(&record), (name, record.port))?;
     memory::check(daemon, image, service.tenant(), &source)?;
     if (&source.image, &source.id) == (&record.source.image, &record.source.id) {
-        return Err(refused(format!("all requests to the service {name:?} go to it already")));
+        return Err(refused(format!("all requests to the service {name} go to it already")));
     }
     let there = service.canary().zip(record.canary.clone());
     match there.filter(|(canary, _)| canary.stopped().is_none()) {
@@ -68,7 +68,7 @@ pub fn serve(
         Some((_, kept)) => {
             let other = &kept.source.image;
             return Err(refused(format!(
-                "the image {other:?} is a canary of the service {name:?} already; serve that one or {:?} without \
+                "the image {other:?} is a canary of the service {name} already; serve that one or {:?} without \
                  --canary first",
                 record.source.image
             )));
@@ -85,7 +85,7 @@ pub fn serve(
         return Err(error);
     }
     begin(&service, begun, share);
-    log::info!("the image {image:?} is a canary of the service {name:?}");
+    log::info!("the image {image:?} is a canary of the service {name}");
     Ok(shown(daemon, &service, &record))
 }
 

@@ -1,13 +1,19 @@
 //! What can go wrong with services.
 
 use rekindle_gateway::{PlanError, TlsError};
+use rekindle_protocol::service_name::ServiceName;
 
 use crate::host::records::RecordError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    #[error("there is no service named {name:?}; `rekindle services` lists them")]
-    Unknown { name: String },
+    #[error("there is no service named {name}; `rekindle services` lists them")]
+    Unknown { name: ServiceName },
+
+    #[error(
+        "each of the tenants {} has a service {name:?}; say by `--tenant` whose is meant", tenants.join(", ")
+    )]
+    Ambiguous { name: String, tenants: Vec<String> },
 
     #[error(
         "a service cannot be named {name:?}: expected 1 to 64 letters, digits, '.', '-' and '_', the first a letter or digit"
@@ -17,23 +23,18 @@ pub enum ServiceError {
     #[error("the image {image:?} cannot be served: {reason}")]
     CannotServe { image: String, reason: String },
 
-    #[error("the service {name:?} cannot be as asked: {source}")]
-    BadPlan { name: String, source: PlanError },
+    #[error("the service {name} cannot be as asked: {source}")]
+    BadPlan { name: ServiceName, source: PlanError },
 
-    #[error(
-        "the service {name:?} cannot be as asked: it belongs to {own}, and cannot be given to {wanted:?}; remove it by `rekindle unserve {name}` first"
-    )]
-    OfAnother { name: String, own: String, wanted: String },
+    #[error("the service {name} is not there yet; say by `--port [ADDRESS:]PORT` where it is to be found")]
+    NoPort { name: ServiceName },
 
-    #[error("the service {name:?} is not there yet; say by `--port [ADDRESS:]PORT` where it is to be found")]
-    NoPort { name: String },
+    #[error("the service {name} cannot have port {port}: {why}; choose another by `--port [ADDRESS:]PORT`")]
+    CannotListen { name: ServiceName, port: u16, why: String },
 
-    #[error("the service {name:?} cannot have port {port}: {why}; choose another by `--port [ADDRESS:]PORT`")]
-    CannotListen { name: String, port: u16, why: String },
+    #[error("the certificate of the service {name} cannot be used: {source}")]
+    NoCertificate { name: ServiceName, source: Box<TlsError> },
 
-    #[error("the certificate of the service {name:?} cannot be used: {source}")]
-    NoCertificate { name: String, source: Box<TlsError> },
-
-    #[error("the service {name:?} cannot be changed, for its record cannot be read: {source}")]
-    NoRecord { name: String, source: RecordError },
+    #[error("the service {name} cannot be changed, for its record cannot be read: {source}")]
+    NoRecord { name: ServiceName, source: RecordError },
 }

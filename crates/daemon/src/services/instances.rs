@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rekindle_gateway::{Failure, Holding, Instance, Maker, Source, TcpSocket, Variant};
 use rekindle_protocol::daemon::{Level, State};
 use rekindle_protocol::data::Problem;
+use rekindle_protocol::service_name::ServiceName;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -28,9 +29,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Makes those of one service.
 pub struct InstanceMaker {
     pub daemon: Arc<Daemon>,
-    pub service: String,
-    /// Whose service it is.
-    pub tenant: Option<String>,
+    pub service: ServiceName,
     pub dialer: NetworkDialer,
     pub coming: PendingVariants,
 }
@@ -75,7 +74,6 @@ impl InstanceMaker {
             limits: *limits,
             order: load_order::usual(),
             service: Some(&self.service),
-            service_tenant: self.tenant.as_deref(),
             ..restore::RestoreRequest::default()
         };
         let reply = Reply::to_nobody();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rekindle_gateway::{Datum, Holding, MemoryNeed, Source, Tenant};
 use rekindle_protocol::daemon::{Level, Mode};
+use rekindle_protocol::service_name::ServiceName;
 use rekindle_protocol::worker::DeclaredData;
 use rekindle_store::Image;
 
@@ -26,8 +27,7 @@ pub struct Whose<'w> {
     pub gpu: Option<&'w str>,
     /// With whom it shares a context.
     pub sharers: Option<&'w str>,
-    pub tenant: Option<&'w str>,
-    pub service: &'w str,
+    pub service: &'w ServiceName,
 }
 
 /// What an instance of an image is going to need, with these objects, which have so many bytes.
@@ -48,7 +48,8 @@ pub fn need(
         Some(_) => 0,
         None => metadata.clients.len().max(1) as u64,
     };
-    let owner = owner(whose.tenant, whose.sharers, Some(whose.service)).unwrap_or_default();
+    let owner =
+        owner(whose.service.tenant.as_deref(), whose.sharers, Some(&whose.service.name)).unwrap_or_default();
     let of = |url, version, bytes| Datum { owner: owner.clone(), url, version, bytes, is_maker: false };
     let mut holding = Holding::from(preflight::all_gpu_bytes(image)?);
     for Row { url, version, bytes, .. } in declared::read(image)? {

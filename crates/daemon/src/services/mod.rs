@@ -7,6 +7,7 @@ mod canary;
 mod error;
 mod instances;
 mod memory;
+mod naming;
 mod record;
 mod resume;
 mod variants;
@@ -23,6 +24,8 @@ use rekindle_gateway::{Plan, Service, Source, Tenant, Tls};
 use rekindle_protocol::daemon::{Level, Limits, Mode};
 use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceRequest, TlsFiles, TlsRequest};
+use rekindle_protocol::service_name::ServiceName;
+use rekindle_protocol::tenant::NOBODY;
 use rekindle_sandbox::who_listens;
 use serde_json::{Value, json};
 
@@ -36,7 +39,7 @@ use crate::reply::Reply;
 use crate::tenants;
 use instances::InstanceMaker;
 use memory::Whose;
-use record::{ServiceRecord, check_name};
+use record::ServiceRecord;
 use variants::PendingVariants;
 
 pub use error::ServiceError;
@@ -61,8 +64,9 @@ const USUAL: Plan = Plan {
 
 /// Makes a service, or has another image take the place of the one that it has. Returns when an instance listens.
 pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceRequest) -> Result<Value> {
-    check_name(name)?;
-    let _serving = daemon.serving.take_service(name)?;
+    naming::check(name)?;
+    let name = &naming::meant(daemon, name, request.tenant.as_deref())?;
+    let _serving = daemon.serving.take(name)?;
     if let Some(share) = request.canary {
         return canary::serve(daemon, name, image, request, share);
     }
@@ -71,13 +75,12 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
         None => None,
     };
     let kept = former.as_ref().map(|(_, record)| record);
-    kept.map_or(Ok(()), |record| record.check_tenant(request))?;
-    let membership = match (&request.tenant, kept) {
-        (Some(tenant), None) => Some(tenants::join(daemon, tenant, name)?),
+    let membership = match (&name.tenant, kept) {
+        (Some(tenant), None) => Some(tenants::join(daemon, tenant, &name.name)?),
         _ => None,
     };
     let plan = plan(request, kept.map_or(&USUAL, |record| &record.plan));
-    plan.check().map_err(|source| ServiceError::BadPlan { name: name.to_string(), source })?;
+    plan.check().map_err(|source| ServiceError::BadPlan { name: name.clone(), source })?;
     let tls = match &request.tls {
         Some(TlsRequest::Off) => None,
         Some(TlsRequest::With(files)) => Some(files.clone()),
@@ -85,7 +88,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     };
     let certificate = certificate(daemon, name, tls.as_ref())?;
     let wanted = request.port.or(kept.map(|record| record.port));
-    let mut port = wanted.ok_or_else(|| ServiceError::NoPort { name: name.to_string() })?;
+    let mut port = wanted.ok_or_else(|| ServiceError::NoPort { name: name.clone() })?;
     let tenant = former.as_ref().and_then(|(service, _)| service.tenant());
     let tenant = tenant.or(membership.as_ref().map(|one| &one.tenant));
     let source = source(daemon, image, request, kept, (name, port))?;
@@ -99,7 +102,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     };
     let service = match &former {
         Some((service, _)) => service.clone(),
-        None => make(daemon, (name, &stem(name)), membership.as_ref().map(|one| &one.tenant), &plan, None)?.0,
+        None => make(daemon, (name, &stem(name)), tenant, &plan, None)?.0,
     };
     match kept {
         Some(record) if record.source.makes_the_same(&source) && !record.draining => {
@@ -111,8 +114,8 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     }
     let canaries = kept.map_or(0, |record| record.canaries);
     let mut record = ServiceRecord {
-        name: name.to_string(),
-        tenant: service.tenant().map(|tenant| tenant.name.clone()),
+        name: name.name.clone(),
+        tenant: name.tenant.clone(),
         port,
         source,
         plan,
@@ -137,15 +140,21 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     if let Some(listener) = listener {
         daemon.gateway.listen(&service, listener).map_err(served)?;
     }
-    log::info!("the service {name:?} is of the image {image:?}, at port {}", record.port.port);
+    log::info!("the service {name} is of the image {image:?}, at port {}", record.port.port);
     Ok(shown(daemon, &service, &record))
 }
 
-pub fn list(daemon: &Daemon) -> Result<Value> {
+/// All, or those of a tenant, or of nobody.
+pub fn list(daemon: &Daemon, tenant: Option<&str>) -> Result<Value> {
+    let whose = tenant.map(naming::whose);
+    if let Some(Some(tenant)) = whose {
+        tenants::find(daemon, tenant)?;
+    }
     let records = ServiceRecord::load_all(&daemon.paths.services())?;
-    let mut records: BTreeMap<String, ServiceRecord> =
-        records.into_iter().map(|record| (record.name.clone(), record)).collect();
-    let all = daemon.gateway.all();
+    let mut records: BTreeMap<ServiceName, ServiceRecord> =
+        records.into_iter().map(|record| (record.service(), record)).collect();
+    let mut all = daemon.gateway.all();
+    all.retain(|service| whose.is_none_or(|whose| service.name.tenant.as_deref() == whose));
     all.iter().for_each(|service| service.measure());
     let services: Vec<Value> = all
         .iter()
@@ -168,12 +177,17 @@ pub fn images(daemon: &Daemon) -> impl Iterator<Item = String> {
 }
 
 /// Changes how many instances there are.
-pub fn scale(daemon: &Daemon, name: &str, min: Option<u32>, max: Option<u32>) -> Result<Value> {
+pub fn scale(
+    daemon: &Daemon,
+    (name, tenant): (&str, Option<&str>),
+    (min, max): (Option<u32>, Option<u32>),
+) -> Result<Value> {
+    let name = &naming::meant(daemon, name, tenant)?;
+    let _serving = daemon.serving.take(name)?;
     let service = find(daemon, name)?;
-    let _serving = daemon.serving.take_service(name)?;
     let mut record = load(daemon, name)?;
     record.plan = plan(&ServiceRequest { min, max, ..ServiceRequest::default() }, &record.plan);
-    record.plan.check().map_err(|source| ServiceError::BadPlan { name: name.to_string(), source })?;
+    record.plan.check().map_err(|source| ServiceError::BadPlan { name: name.clone(), source })?;
     record.save(&daemon.paths.services())?;
     service.replan(record.plan.clone());
     if let Some(canary) = service.canary().filter(|canary| canary.stopped().is_none()) {
@@ -183,9 +197,15 @@ pub fn scale(daemon: &Daemon, name: &str, min: Option<u32>, max: Option<u32>) ->
 }
 
 /// Has no more requests come, and waits until those that there are have been answered and all instances have ended.
-pub fn drain(daemon: &Daemon, name: &str, (remove, now): (bool, bool), reply: &Reply<'_>) -> Result<Value> {
+pub fn drain(
+    daemon: &Daemon,
+    (name, tenant): (&str, Option<&str>),
+    (remove, now): (bool, bool),
+    reply: &Reply<'_>,
+) -> Result<Value> {
+    let name = &naming::meant(daemon, name, tenant)?;
+    let _serving = daemon.serving.take(name)?;
     let service = find(daemon, name)?;
-    let _serving = daemon.serving.take_service(name)?;
     let mut record = ServiceRecord { draining: true, ..load(daemon, name)? };
     let canary = canary::take_back(&service, &mut record);
     record.save(&daemon.paths.services())?;
@@ -206,19 +226,19 @@ pub fn drain(daemon: &Daemon, name: &str, (remove, now): (bool, bool), reply: &R
     let last = shown(daemon, &service, &record);
     if remove {
         daemon.gateway.remove(name);
-        ServiceRecord::remove(&daemon.paths.services(), name)?;
+        ServiceRecord::remove(&daemon.paths.services(), &name.word())?;
     }
     Ok(last)
 }
 
 /// What the names of a service's instances begin with.
-fn stem(name: &str) -> String {
-    format!("{name}-")
+fn stem(name: &ServiceName) -> String {
+    format!("{}-", name.word())
 }
 
 fn make(
     daemon: &Arc<Daemon>,
-    (name, stem): (&str, &str),
+    (name, stem): (&ServiceName, &str),
     tenant: Option<&Arc<Tenant>>,
     plan: &Plan,
     source: Option<&Source>,
@@ -226,26 +246,25 @@ fn make(
     let failed = |source| Error::system("serve", source);
     let maker = Arc::new(InstanceMaker {
         daemon: daemon.clone(),
-        service: name.to_string(),
-        tenant: tenant.map(|tenant| tenant.name.clone()),
+        service: name.clone(),
         dialer: NetworkDialer::here().map_err(failed)?,
         coming: PendingVariants::default(),
     });
     let source = source.cloned();
     let service = daemon
         .gateway
-        .make((name, stem), tenant.cloned(), plan.clone(), source, maker.clone())
+        .make((&name.name, stem), tenant.cloned(), plan.clone(), source, maker.clone())
         .map_err(failed)?;
     Ok((service, maker))
 }
 
-fn find(daemon: &Daemon, name: &str) -> Result<Arc<Service>> {
-    daemon.gateway.get(name).ok_or_else(|| ServiceError::Unknown { name: name.to_string() }.into())
+fn find(daemon: &Daemon, name: &ServiceName) -> Result<Arc<Service>> {
+    daemon.gateway.get(name).ok_or_else(|| ServiceError::Unknown { name: name.clone() }.into())
 }
 
-fn load(daemon: &Daemon, name: &str) -> Result<ServiceRecord> {
-    ServiceRecord::load(&daemon.paths.services(), name)
-        .map_err(|source| ServiceError::NoRecord { name: name.to_string(), source }.into())
+fn load(daemon: &Daemon, name: &ServiceName) -> Result<ServiceRecord> {
+    ServiceRecord::load(&daemon.paths.services(), &name.word())
+        .map_err(|source| ServiceError::NoRecord { name: name.clone(), source }.into())
 }
 
 /// What was asked, and for the rest what there is.
@@ -267,7 +286,7 @@ fn source(
     name: &str,
     request: &ServiceRequest,
     kept: Option<&ServiceRecord>,
-    (service, port): (&str, Port),
+    (service, port): (&ServiceName, Port),
 ) -> Result<Source> {
     let image = daemon.store.image(name)?;
     let metadata = ImageMetadata::read(&image)?;
@@ -282,7 +301,7 @@ fn source(
         reason: "say by `--to PORT` on which port its program listens".to_string(),
     })?;
     let tenant = match request.share.as_deref() {
-        Some(slices::NOBODY) => None,
+        Some(NOBODY) => None,
         Some(tenant) => Some(tenant.to_string()),
         None => kept.and_then(|record| record.source.tenant.clone()),
     };
@@ -306,8 +325,7 @@ fn source(
     // It is of use where there is a limit.
     let counted = if daemon.gateway.memory().is_bounded() { &data[..] } else { &[] };
     let objects = counted.iter().filter_map(|url| Some((url.clone(), daemon.data.bytes(url)?))).collect();
-    let of = kept.map_or(request.tenant.as_deref(), |record| record.tenant.as_deref());
-    let whose = Whose { gpu: gpu.as_deref(), sharers: tenant.as_deref(), tenant: of, service };
+    let whose = Whose { gpu: gpu.as_deref(), sharers: tenant.as_deref(), service };
     let need = memory::need(&image, &metadata, &whose, objects)?;
     let kept_variants = || {
         let same = kept.filter(|record| {
@@ -336,18 +354,18 @@ fn source(
 }
 
 /// The certificate of a service, as it is in use if its files stay the same.
-fn certificate(daemon: &Daemon, name: &str, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>> {
+fn certificate(daemon: &Daemon, name: &ServiceName, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>> {
     let Some(files) = files else { return Ok(None) };
     if let Some(known) = daemon.gateway.tls(name).filter(|known| known.files() == files) {
         return Ok(Some(known));
     }
-    Tls::load(files.clone()).map(Some).map_err(|source| {
-        ServiceError::NoCertificate { name: name.to_string(), source: source.into() }.into()
-    })
+    Tls::load(files.clone())
+        .map(Some)
+        .map_err(|source| ServiceError::NoCertificate { name: name.clone(), source: source.into() }.into())
 }
 
 /// Takes the port for the service, and notes which it is.
-fn listen(name: &str, port: &mut Port) -> Result<TcpListener> {
+fn listen(name: &ServiceName, port: &mut Port) -> Result<TcpListener> {
     let take = || {
         let listener = network::listen(*port)?;
         lengthen(&listener.as_fd(), Backlog::new(BACKLOG)?)?;
@@ -360,7 +378,7 @@ fn listen(name: &str, port: &mut Port) -> Result<TcpListener> {
             io::ErrorKind::AddrInUse => format!("{} listens on it", by()),
             _ => source.to_string(),
         };
-        ServiceError::CannotListen { name: name.to_string(), port: port.port, why }
+        ServiceError::CannotListen { name: name.clone(), port: port.port, why }
     })?;
     port.port = number;
     Ok(listener)

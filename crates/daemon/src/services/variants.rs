@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_device::Slice;
 use rekindle_gateway::{Source, Variant};
+use rekindle_protocol::service_name::ServiceName;
 
 use super::instances;
 use crate::daemon::Daemon;
@@ -59,9 +60,9 @@ impl Drop for Chosen<'_> {
 }
 
 /// The images of a service's instances.
-pub fn running(daemon: &Daemon, service: &str) -> Vec<String> {
+pub fn running(daemon: &Daemon, service: &ServiceName) -> Vec<String> {
     let records = daemon.sandboxes.all().into_iter().map(|sandbox| sandbox.record());
-    let own = records.filter(|record| record.is_live() && record.service.as_deref() == Some(service));
+    let own = records.filter(|record| record.is_live() && record.of_service().as_ref() == Some(service));
     own.filter_map(|record| record.image).collect()
 }
 

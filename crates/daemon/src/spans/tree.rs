@@ -49,17 +49,17 @@ fn whole(record: &Record, Span { context, parent, .. }: &Span) -> SpanData {
         KeyValue::new("http.request.method", record.method.clone()),
         KeyValue::new("url.path", record.path.clone()),
         KeyValue::new("client.address", record.client.to_string()),
-        KeyValue::new("rekindle.service", record.service.clone()),
+        KeyValue::new("rekindle.service", record.service.name.clone()),
         KeyValue::new("rekindle.request_id", record.request_id.clone()),
     ];
-    attributes.extend(record.tenant.clone().map(|tenant| KeyValue::new("rekindle.tenant", tenant)));
+    attributes.extend(record.service.tenant.clone().map(|tenant| KeyValue::new("rekindle.tenant", tenant)));
     attributes
         .extend(record.status.map(|status| KeyValue::new("http.response.status_code", i64::from(status))));
     let status = match record.status {
         Some(500..) => Status::error(""),
         _ => Status::Unset,
     };
-    let name = format!("{method} {}", record.service);
+    let name = format!("{method} {}", record.service.name);
     let times = (record.time, record.time + record.took);
     SpanData {
         span_kind: SpanKind::Server,

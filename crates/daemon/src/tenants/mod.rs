@@ -120,7 +120,7 @@ pub fn join(daemon: &Daemon, name: &str, service: &str) -> Result<Membership> {
     find(daemon, name)?.join(service).ok_or_else(|| TenantError::Unknown { tenant: name.to_string() }.into())
 }
 
-fn find(daemon: &Daemon, name: &str) -> Result<Arc<Tenant>> {
+pub fn find(daemon: &Daemon, name: &str) -> Result<Arc<Tenant>> {
     daemon.gateway.tenants().get(name).ok_or_else(|| TenantError::Unknown { tenant: name.to_string() }.into())
 }
 

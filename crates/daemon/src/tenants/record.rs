@@ -1,5 +1,7 @@
 //! What is kept on disk of a tenant.
 
+use std::borrow::Cow;
+
 use rekindle_gateway::Token;
 use rekindle_protocol::tenant::Quota;
 use serde::{Deserialize, Serialize};
@@ -16,8 +18,8 @@ pub struct TenantRecord {
 impl StoredRecord for TenantRecord {
     const KIND: &'static str = "tenant";
 
-    fn name(&self) -> &str {
-        &self.name
+    fn key(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.name)
     }
 }
 

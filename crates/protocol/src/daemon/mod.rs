@@ -212,12 +212,19 @@ pub enum Request {
         #[serde(rename = "wish")]
         service: ServiceRequest,
     },
-    Services,
+    /// All services, or a tenant's.
+    Services {
+        #[serde(default)]
+        tenant: Option<String>,
+    },
     /// Where the daemon's page is.
     Page,
     /// Changes how many instances a service has.
     Scale {
         name: String,
+        /// Whose service it is; [`NOBODY`](crate::tenant::NOBODY): nobody's.
+        #[serde(default)]
+        tenant: Option<String>,
         min: Option<u32>,
         max: Option<u32>,
     },
@@ -225,6 +232,8 @@ pub enum Request {
     /// `now` at once. With `remove` it is forgotten then.
     Drain {
         name: String,
+        #[serde(default)]
+        tenant: Option<String>,
         remove: bool,
         now: bool,
     },
