@@ -44,7 +44,7 @@ def begun(**environment):
             for mark in instance.root.rglob("*.held"):
                 mark.with_suffix(".go").touch()
             for service in instance.json("services")["services"]:
-                instance("unserve", service["name"], "--now")
+                instance("unserve", service["name"], "--tenant", service["tenant"] or "none", "--now")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from rekindle import command
@@ -17,6 +18,10 @@ EVERYWHERE = {None: "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 # A token of the tenant whose services are called.
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
+# That tenant, before others that have services of these names.
+TENANT_VARIABLE = "REKINDLE_TENANT"
+# In place of a tenant: what is nobody's.
+NOBODY = "none"
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Place:
     takes_token: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
     """The service of one function or class. Without a URL the daemon is asked where it listens."""
 
@@ -38,6 +43,8 @@ class Service:
     url: str | None = None
     # Of the tenant whose service it is; none: that of the environment.
     token: str | None = field(default=None, repr=False)
+    # Whose service it is; none: it is not known, and may be anybody's.
+    tenant: str | None = None
 
     @property
     def full_name(self) -> str:
@@ -61,9 +68,24 @@ class Service:
             if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
                 raise DeclarationError(f"{self.url!r} is no address of a service; give one such as http://host:8000")
             return Place(parts.hostname, parts.port or 80, takes_token=True)
-        rows = {row["name"]: row for row in command.ask("services")["services"]}
+        rows = command.ask("services")["services"]
         # Functions without Python have one service together.
         for name in (self.full_name, f"{self.app}-{RUNNER}"):
-            if row := rows.get(name):
+            if row := self.choose({row["tenant"]: row for row in rows if row["name"] == name}):
                 return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None)
-        raise NotFoundError(f"nothing is deployed as {self.name!r} of the app {self.app!r}; run `rekindle deploy` with its file")
+        whose = f" for the tenant {self.tenant!r}" if self.tenant else ""
+        raise NotFoundError(f"nothing is deployed as {self.name!r} of the app {self.app!r}{whose}; run `rekindle deploy` with its file")
+
+    def choose(self, owned: dict[str | None, Any]) -> Any:
+        """Of the services of one name, by their tenants, the one that is meant."""
+        if self.tenant:
+            return owned.get(None if self.tenant == NOBODY else self.tenant)
+        for tenant in (os.environ.get(TENANT_VARIABLE) or None, None):
+            if tenant in owned:
+                return owned[tenant]
+        if len(owned) > 1:
+            names = ", ".join(sorted(str(tenant) for tenant in owned))
+            raise NotFoundError(
+                f"each of the tenants {names} has {self.name!r} of the app {self.app!r}; say by `tenant=`, or in {TENANT_VARIABLE}, whose is meant"
+            )
+        return next(iter(owned.values()), None)

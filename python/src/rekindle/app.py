@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from rekindle.address import NOBODY
 from rekindle.client import Client
 from rekindle.cls import Cls
 from rekindle.data import Data
@@ -32,11 +33,24 @@ class App:
             raise DeclarationError(f"{name!r} is no name of an app; take up to 32 letters, digits, - and _")
         if not isinstance(tenant, str | None):
             raise DeclarationError(f"{name}: the tenant is {tenant!r}; give the name of one, or None")
-        self.name, self.tenant = name, tenant
+        self.name = name
         self.declarations: dict[str, Declaration] = {}
+        self.tenant = tenant
 
     def __repr__(self) -> str:
         return f"rekindle.App({self.name!r})"
+
+    @property
+    def tenant(self) -> str | None:
+        return self._tenant
+
+    @tenant.setter
+    def tenant(self, tenant: str | None) -> None:
+        """Of all that is declared, too."""
+        tenant = None if tenant == NOBODY else tenant
+        self._tenant = tenant
+        for declaration in self.declarations.values():
+            declaration.service.tenant = tenant
 
     def cls(self, *, data: Mapping[str, Data] | None = None, **options: Any) -> Callable[[type[T]], Cls[T]]:
         """Declares a class with the data that it has as attributes; its options are those of `rekindle.limits.Limits`."""
@@ -66,5 +80,6 @@ class App:
         if name in self.declarations:
             raise DeclarationError(f"the app {self.name!r} has {name!r} twice; give one another name")
         declaration = Declaration.of(self.name, name, user, options, data or {})
+        declaration.service.tenant = self.tenant
         self.declarations[name] = declaration
         return declaration

@@ -60,9 +60,9 @@ class Cls(Generic[T]):
             functools.update_wrapper(self, declaration.user, updated=())
 
     @classmethod
-    def from_name(cls, app: str, name: str, *, url: str | None = None, token: str | None = None) -> Cls[Any]:
-        """A class that is deployed; its service's URL if that is on another machine, and a token of its tenant if it has one."""
-        return Cls(Client(Service(app, name, url, token)))
+    def from_name(cls, app: str, name: str, *, url: str | None = None, token: str | None = None, tenant: str | None = None) -> Cls[Any]:
+        """A class that is deployed; its service's URL if that is on another machine, and its tenant, with a token, if it has one."""
+        return Cls(Client(Service(app, name, url, token, tenant)))
 
     def __repr__(self) -> str:
         return f"rekindle.Cls({self.client.service.full_name!r})"

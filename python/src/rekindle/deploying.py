@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle import command, frameworks, interrupts, making, native
-from rekindle.address import TOKEN_VARIABLE
+from rekindle.address import NOBODY, TENANT_VARIABLE, TOKEN_VARIABLE
 from rekindle.app import App
 from rekindle.client import READY
 from rekindle.declaration import Declaration
@@ -33,8 +33,9 @@ class LoadError(Error):
 def main(words: list[str]) -> int:
     """Ends as every command of Rekindle's does."""
     given = arguments(words)
-    # It is the caller's, and would lie in the images.
-    os.environ.pop(TOKEN_VARIABLE, None)
+    # They are the caller's, and would lie in the images.
+    for variable in (TOKEN_VARIABLE, TENANT_VARIABLE):
+        os.environ.pop(variable, None)
     interrupts.catch()
     try:
         # Standard output is the document's.
@@ -92,9 +93,9 @@ def deploy(file: Path, tenant: str | None = None, *, has_base: bool = True) -> d
     gone = [name for name in before if name not in {row["service"] for row in rows}]
     with interrupts.held():
         for name in gone:
-            command.ask("unserve", name)
-        remove_old(app, {image for row in rows for image in (row["image"], *row["variants"])})
-    return {"app": app.name, "services": rows, "removed": gone}
+            command.ask("unserve", name, "--tenant", owner(app))
+        remove_old(app, {image for row in rows for image in (row["image"], *row["variants"])}, before)
+    return {"app": app.name, "tenant": app.tenant, "services": rows, "removed": gone}
 
 
 def load_user(file: Path) -> App:
@@ -114,9 +115,20 @@ def traceback_of(error: BaseException) -> str:
 
 
 def services(app: App) -> dict[str, Any]:
-    """Those that were deployed of this app: they have its name, and an image of theirs."""
-    rows = command.ask("services")["services"]
-    return {row["name"]: row for row in rows if is_of(app, row["name"]) and row["source"]["image"].startswith(f"{row['name']}@")}
+    """Those that were deployed of this app: they have its name and tenant, and an image of theirs."""
+    rows = command.ask("services", "--tenant", owner(app))["services"]
+    return {row["name"]: row for row in rows if is_of(app, row["name"]) and is_image_of(row)}
+
+
+def is_image_of(row: dict[str, Any]) -> bool:
+    """Whether the service's image was made for it. Earlier versions' images do not name the tenant."""
+    image, name = row["source"]["image"], row["name"]
+    return image.startswith((f"{name}@", f"{row['tenant']}@{name}@"))
+
+
+def owner(app: App) -> str:
+    """Whose its services are, as commands are told."""
+    return app.tenant or NOBODY
 
 
 def is_of(app: App, service: str) -> bool:
@@ -124,16 +136,9 @@ def is_of(app: App, service: str) -> bool:
 
 
 def check_tenant(app: App) -> None:
-    """Before anything is made: what `serve` would refuse, and that nothing of another tenant's is taken for the app's."""
+    """Before anything is made: what `serve` would refuse."""
     if app.tenant and all(row["name"] != app.tenant for row in command.ask("tenant", "ls")["tenants"]):
         raise DeclarationError(f"there is no tenant named {app.tenant!r}; make it by `rekindle tenant create {app.tenant}`")
-    for name, row in services(app).items():
-        if row["tenant"] != app.tenant:
-            owner = f"the tenant {row['tenant']!r}" if row["tenant"] else "no tenant"
-            wanted = f"the tenant {app.tenant!r}" if app.tenant else "none"
-            raise DeclarationError(
-                f"the service {name!r} belongs to {owner}, and the app is to be of {wanted}; unserve it first, or name the app otherwise"
-            )
 
 
 def serve(app: App, declaration: Declaration, images: list[str], before: dict[str, Any] | None) -> dict[str, Any]:
@@ -142,38 +147,53 @@ def serve(app: App, declaration: Declaration, images: list[str], before: dict[st
     port = [] if before and limits.is_any_port else ["--port", limits.port]
     image, *further = images
     variants = [word for other in further for word in ("--variant", other)]
-    owner = ["--tenant", app.tenant] if app.tenant else []
-    options = (*owner, *port, *variants, *limits.serve_options(), *declaration.data_options(), *declaration.slot_options())
+    options = ("--tenant", owner(app), *port, *variants, *limits.serve_options(), *declaration.data_options(), *declaration.slot_options())
     row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *options)
     return {"service": name, "image": image, "variants": further, "address": row["address"], "port": row["port"]}
 
 
-def remove_old(app: App, current: set[str]) -> None:
-    """Images of earlier deployments, but for those that some sandbox still runs from. Names are in the order of time."""
-    used = {row["image"] for row in command.ask("ps")["sandboxes"]}
-    for row in command.ask("images")["images"]:
-        image, (service, at, _) = row["name"], row["name"].partition("@")
-        is_later = any(image > other for other in current if other.startswith(f"{service}@"))
-        if at and is_of(app, service) and image not in current | used and not is_later:
+def remove_old(app: App, current: set[str], before: dict[str, Any]) -> None:
+    """Images of earlier deployments, but for those that some sandbox still runs from, or a service has. Names are in the order
+    of time. `before` are the services as they were: an earlier version's images do not name the tenant."""
+    served = [image for row in command.ask("services")["services"] for image in images_of(row)]
+    used = {row["image"] for row in command.ask("ps")["sandboxes"]}.union(current, served)
+    former = {image for row in before.values() for image in images_of(row)}
+    for image in (row["name"] for row in command.ask("images")["images"]):
+        word, at, _ = image.rpartition("@")
+        tenant, _, service = word.rpartition("@")
+        is_later = any(image > other for other in current if other.startswith(f"{word}@"))
+        is_old = at and tenant == (app.tenant or "") and is_of(app, service) and not is_later
+        if (is_old or image in former) and image not in used:
             with contextlib.suppress(CommandError):
                 command.ask("rmi", image)
+
+
+def images_of(row: dict[str, Any]) -> list[str]:
+    """Those that a service has."""
+    source, canary = row["source"] or {"image": None}, row["canary"] or {"image": None}
+    variants = [variant["image"] for variant in source.get("variants", [])]
+    return [image for image in (source["image"], canary["image"], *variants) if image]
 
 
 def call_of(app: App, declaration: Declaration) -> str:
     """How another program calls it."""
     name = declaration.service.name
     if isinstance(declaration, native.Native):
-        return call_by_name(app.name, declaration.functions[0])
+        return call_by_name(app.name, app.tenant, declaration.functions[0])
     if any(mark.is_asgi for _, mark in declaration.marks()):
         return "HTTP"
     if not declaration.is_class:
-        return call_by_name(app.name, name)
+        return call_by_name(app.name, app.tenant, name)
     method = next(found for found, mark in declaration.marks() if mark.is_method)
-    return f'rekindle.Cls.from_name("{app.name}", "{name}")().{method}.remote(...)'
+    return f"rekindle.Cls.from_name({named(app.name, app.tenant, name)})().{method}.remote(...)"
 
 
-def call_by_name(app: str, function: str) -> str:
-    return f'rekindle.Function.from_name("{app}", "{function}").remote(...)'
+def call_by_name(app: str, tenant: str | None, function: str) -> str:
+    return f"rekindle.Function.from_name({named(app, tenant, function)}).remote(...)"
+
+
+def named(app: str, tenant: str | None, name: str) -> str:
+    return f'"{app}", "{name}"' + (f', tenant="{tenant}"' if tenant else "")
 
 
 def shown(deployed: dict[str, Any]) -> str:
@@ -182,7 +202,7 @@ def shown(deployed: dict[str, Any]) -> str:
         address = row["address"] or "0.0.0.0"
         lines.append(f"{row['service']} is served at http://{f'[{address}]' if ':' in address else address}:{row['port']} from image {row['image']}")
         if "functions" in row:
-            lines += [f"  {call_by_name(deployed['app'], function)}" for function in row["functions"]]
+            lines += [f"  {call_by_name(deployed['app'], deployed['tenant'], function)}" for function in row["functions"]]
         elif row["call"] != "HTTP":
             lines.append(f"  {row['call']}")
     lines += [f"{name} is no part of the app any more, and was removed" for name in deployed["removed"]]

@@ -121,9 +121,9 @@ class Function(Generic[P, R]):
             functools.update_wrapper(self, user)
 
     @classmethod
-    def from_name(cls, app: str, name: str, *, url: str | None = None, token: str | None = None) -> Function[..., Any]:
-        """A function that is deployed; its service's URL if that is on another machine, and a token of its tenant if it has one."""
-        return Function(Client(Service(app, name, url, token)), name)
+    def from_name(cls, app: str, name: str, *, url: str | None = None, token: str | None = None, tenant: str | None = None) -> Function[..., Any]:
+        """A function that is deployed; its service's URL if that is on another machine, and its tenant, with a token, if it has one."""
+        return Function(Client(Service(app, name, url, token, tenant)), name)
 
     def __repr__(self) -> str:
         return f"rekindle.Function({self.client.service.full_name!r}, {self.name!r})"

@@ -34,8 +34,10 @@ class NotReadyError(Error):
 
 
 def new_name(declaration: Declaration) -> str:
-    """Of a new image; the service's name is before the `@`."""
-    return f"{declaration.service.full_name}@{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+    """Of a new image; the service's name, and before that its tenant's, are before an `@` each."""
+    service = declaration.service
+    owner = f"{service.tenant}@" if service.tenant else ""
+    return f"{owner}{service.full_name}@{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
 
 
 def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:

@@ -106,7 +106,7 @@ def load(file: Path) -> App:
         if not path.is_file():
             raise DeclarationError(f"{file}: there is no file {path}; build it first")
     native = Native(
-        Service(app.name, RUNNER),
+        Service(app.name, RUNNER, tenant=app.tenant),
         None,
         limits(said.get("options", {}), file),
         data=declared(said.get("data", {}), file),

@@ -16,8 +16,8 @@ pub struct AppArguments {
     /// The interpreter that functions run in. It must have the package `rekindle`.
     #[arg(long, value_name = "PYTHON", default_value = "python3")]
     pub python: String,
-    /// The tenant whose services they are, in place of the one that the file names.
-    #[arg(long, value_name = "TENANT", add = ArgValueCandidates::new(completion::tenants))]
+    /// The tenant whose services they are, in place of the one that the file names; none: nobody's.
+    #[arg(long, value_name = "TENANT|none", add = ArgValueCandidates::new(completion::tenants))]
     pub tenant: Option<String>,
     /// Start from no framework image, and make none, but for functions that name one.
     #[arg(long)]
