@@ -57,7 +57,7 @@ def keepers(rekindle):
 def assert_nothing_sleeps(rekindle):
     rekindle.wait(lambda: not keepers(rekindle), "the keepers to end")
     for root in (rekindle.state, rekindle.run_root):
-        assert not list(root.glob("asleep/**/images/*")) and not list(root.glob("asleep/**/chunks/*/*"))
+        assert not list(root.glob("asleep*/**/images/*")) and not list(root.glob("asleep*/**/chunks/*/*"))
 
 
 @pytest.mark.parametrize("name", ALONE)

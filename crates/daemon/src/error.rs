@@ -139,7 +139,9 @@ impl Error {
     pub fn missing_gpu_memory(&self) -> Option<u64> {
         match self {
             Error::Images(ImageError::NoGpuMemory { needed, free, .. }) => Some(needed.saturating_sub(*free)),
-            Error::Sleep(SleepError::CannotWake { missing, .. }) => *missing,
+            Error::Sleep(
+                SleepError::CannotWake { missing, .. } | SleepError::CannotGoDown { missing, .. },
+            ) => *missing,
             Error::Workers(WorkerError::Failed { reason, .. } | WorkerError::Start { reason, .. }) => {
                 reason.contains(NO_GPU_MEMORY).then_some(0)
             }

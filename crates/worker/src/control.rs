@@ -351,7 +351,8 @@ impl Control {
             Request::HandOver(ask::HandOver { from }) if self.stands_still() => {
                 self.hand_over(from).map(answer::<ask::HandOver>)
             }
-            Request::HandOver(_) => Err("this worker is awake and keeps nothing".into()),
+            Request::HandOver(_) | Request::LetGo(_) => Err("this worker is awake and keeps nothing".into()),
+            Request::StandStill(_) => self.stand_still().map(answer::<ask::StandStill>),
             Request::Memory(ask::Memory { names, copy }) => {
                 let memory = if copy { &mut self.lent } else { &mut self.left };
                 memory.extend(names.into_iter().zip(descriptors));

@@ -3,7 +3,7 @@
 //! ```text
 //!   worker ──exec──▶ keeper: the same process, listening at the same place
 //!                      client's socket     so that the client sees no worker die
-//!                      memory              descriptors of what was left on the GPU
+//!                      memory              descriptors of what was left on the GPU, until it lies elsewhere
 //! ```
 //!
 //! The worker starts its own program again ([`successor`]) and passes on nothing but descriptors. As a worker does, a
@@ -144,6 +144,11 @@ impl Keeper {
         let sent = match request {
             Request::GetStatus(_) => frame::send(stream, &Reply { id, answer: Ok(&self.status) }, &[]),
             Request::HandOver(ask::HandOver { from }) => self.hand_over(stream, id, from),
+            Request::LetGo(_) => {
+                self.memory.clear();
+                self.status.device_bytes = 0;
+                frame::send(stream, &Reply { id, answer: Ok(()) }, &[])
+            }
             Request::Shutdown(_) => frame::send(stream, &Reply { id, answer: Ok(()) }, &[]),
             _ => {
                 let problem = "the program's GPU half sleeps; wake it first".to_string();

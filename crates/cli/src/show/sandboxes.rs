@@ -1,6 +1,6 @@
 //! Sandboxes: what they are, what they use, what happens to them.
 
-use rekindle_protocol::daemon::{EventNotice, LogLine, Mending, Mode, Recovery, Sandbox};
+use rekindle_protocol::daemon::{EventNotice, Level, LogLine, Mending, Mode, Recovery, Sandbox};
 use rekindle_protocol::exchange::{Count, MoveCounts};
 use serde_json::Value;
 
@@ -96,7 +96,7 @@ fn used(all: &[Used]) -> String {
     for Used { stats, processor_percent } in all {
         table.add_row([
             stats.name.clone(),
-            text(&serde_json::to_value(stats.state).unwrap_or_default()),
+            at_level(&text(&serde_json::to_value(stats.state).unwrap_or_default()), stats.asleep),
             known(processor_percent.map(|percent| format!("{percent:.1} %"))),
             size(stats.host_bytes),
             size(stats.device_bytes),
@@ -145,7 +145,15 @@ fn state(sandbox: &Sandbox) -> String {
     }
     match sandbox.exit_code {
         Some(code) => format!("{word} ({code})"),
-        None => word.to_string(),
+        None => at_level(word, sandbox.asleep),
+    }
+}
+
+/// A state, and the level of what sleeps.
+fn at_level(state: &str, asleep: Option<Level>) -> String {
+    match asleep {
+        Some(level) => format!("{state} ({})", text(&serde_json::to_value(level).unwrap_or_default())),
+        None => state.to_string(),
     }
 }
 

@@ -176,7 +176,8 @@ impl Paths {
     /// The store for GPU halves that sleep at this level. What is left on the GPU has a small rest.
     pub fn asleep(&self, level: Level) -> PathBuf {
         match level {
-            Level::Gpu | Level::Host => self.runs.join("asleep").join(&self.name),
+            Level::Gpu => self.runs.join("asleep-gpu").join(&self.name),
+            Level::Host => self.runs.join("asleep").join(&self.name),
             Level::Disk => self.state.join("asleep"),
         }
     }

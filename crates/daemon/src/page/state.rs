@@ -76,6 +76,7 @@ fn row(sandbox: &Sandbox) -> Value {
         "name": shown.name,
         "mode": shown.mode,
         "state": shown.state,
+        "asleep": shown.asleep,
         "live": shown.state.is_live(),
         "service": service.as_ref().map(|service| &service.name),
         "service_tenant": service.as_ref().and_then(|service| service.tenant.as_ref()),

@@ -24,6 +24,7 @@ use crate::images::verify::page_files;
 use crate::network::SandboxNetwork;
 use crate::pool::WorkerPool;
 use crate::sandboxes::admission::AdmissionSocket;
+use crate::sandboxes::descent::Descent;
 use crate::sandboxes::last_cut::LastCut;
 use crate::sandboxes::last_image::LastImage;
 use crate::sandboxes::operation_lock::OperationLock;
@@ -34,6 +35,7 @@ use crate::sandboxes::workers::Workers;
 
 pub mod admission;
 pub mod asleep;
+pub mod descent;
 mod error;
 pub mod last_cut;
 pub mod last_image;
@@ -112,6 +114,7 @@ pub struct Sandbox {
     last_number: AtomicU32,
     /// What waits for its GPU half to wake.
     waker: Waker,
+    descent: Descent,
 }
 
 impl Sandbox {
@@ -149,6 +152,7 @@ impl Sandbox {
             mapped: Mutex::default(),
             last_number: AtomicU32::new(0),
             waker: Waker::default(),
+            descent: Descent::default(),
             id,
         })
     }
@@ -399,6 +403,7 @@ impl Sandbox {
         if let Some(admission) = self.admission.get() {
             admission.close();
         }
+        self.call_off_descent();
         self.operation_lock.close(|| self.take_back(exit, time));
         log::info!("sandbox {:?} ended: {exit:?}", self.name());
     }

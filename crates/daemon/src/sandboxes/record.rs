@@ -273,6 +273,7 @@ impl Record {
             limits: self.limits,
             mounts: self.mounts.clone(),
             tenant: self.tenant.clone(),
+            asleep: self.asleep.as_ref().map(|asleep| asleep.level),
             node: self.node.clone(),
             mode_reason: self.mode_reason.clone(),
             refused: self.refused.clone(),

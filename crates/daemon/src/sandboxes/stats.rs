@@ -24,6 +24,7 @@ impl Sandbox {
         Stats {
             name: record.name,
             state: record.state,
+            asleep: record.asleep.as_ref().map(|asleep| asleep.level),
             processes: used.processes,
             processor_us: used.processor_us,
             host_bytes: used.memory.filter(|_| used.processes > 0),

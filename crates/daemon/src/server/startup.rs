@@ -1,6 +1,7 @@
 //! How a daemon starts, and what it takes over from the one before.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use rekindle_driver::Helper;
@@ -144,8 +145,11 @@ impl Daemon {
         self.sandboxes.adopt(adopted);
         self.clear_strays(&known);
         proof::remove_unproven(self);
-        let sleeps = |id: &str| {
-            self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.record().asleep.is_some())
+        let sleeps = |id: &str, store: &Path| {
+            let sleeps_there = |sandbox: &Arc<Sandbox>| {
+                sandbox.id == id && sandbox.record().asleep.is_some_and(|asleep| asleep.store == store)
+            };
+            self.sandboxes.all().iter().any(sleeps_there)
         };
         migration::clear(&self.paths);
         mending::clear(&self.paths.mending(), &self.sandboxes.all());

@@ -2,8 +2,8 @@
 
 #[derive(Debug, thiserror::Error)]
 pub enum SleepError {
-    #[error("the GPU half of {name:?} sleeps already; `rekindle wake` wakes it")]
-    AlreadyAsleep { name: String },
+    #[error("the GPU half of {name:?} sleeps already (level {level}); `rekindle wake` wakes it")]
+    AlreadyAsleep { name: String, level: &'static str },
 
     #[error("the GPU half of {name:?} is awake")]
     NotAsleep { name: String },
@@ -20,6 +20,12 @@ pub enum SleepError {
         "{name:?} shares its context with other programs and cannot be put to sleep; stop it and restore it instead"
     )]
     SharesContext { name: String },
+
+    #[error("the GPU half of {name:?} was wanted while it was to go down a level")]
+    CalledOff { name: String },
+
+    #[error("the GPU half of {name:?} sleeps on at level {from}: {reason}")]
+    CannotGoDown { name: String, from: &'static str, reason: String, missing: Option<u64> },
 
     #[error("the GPU half of {name:?} could not be woken and sleeps on: {reason}")]
     CannotWake { name: String, reason: String, missing: Option<u64> },

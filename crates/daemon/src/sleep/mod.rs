@@ -15,6 +15,7 @@
 //! says `asleep` from before the worker lets go until after the next one has taken over: [`crate::sleep::wake::settle`] tells
 //! which of the two was reached when a daemon died in between. The record names the next worker before the keeper ends.
 
+mod descend;
 mod error;
 pub mod wake;
 
@@ -49,7 +50,8 @@ pub use error::SleepError;
 const KEEPER_LIMIT: Duration = Duration::from_secs(60);
 /// What must stay free beside what is saved.
 const SPARE: u64 = 64 << 20;
-/// Puts a program's GPU half to sleep.
+
+/// Puts a program's GPU half to sleep; one that sleeps already goes on to a lower level.
 pub fn sleep(
     daemon: &Daemon,
     sandbox: &Arc<Sandbox>,
@@ -58,6 +60,11 @@ pub fn sleep(
 ) -> Result<SleepReport> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Sleep, word(level)));
     let operation = sandbox.begin_settled(State::FallingAsleep, "put to sleep")?;
+    let asleep = sandbox.record().asleep;
+    if let Some(asleep) = asleep.filter(|asleep| asleep.level < level) {
+        let (how, which) = ((timeline, tracing), (&asleep, level));
+        return descend::descend(daemon, sandbox, which, operation, how, reply);
+    }
     let (workers, states) = whose_halves(sandbox).map_err(|error| operation.explain(error))?;
     let bytes = states.iter().map(|status| status.device_bytes).sum();
     check_room(&daemon.paths, sandbox, level, bytes)?;
@@ -83,8 +90,8 @@ pub fn sleep(
 /// The workers that have the GPU halves which are to sleep, and what each has.
 fn whose_halves(sandbox: &Sandbox) -> Result<(Vec<Arc<Worker>>, Vec<Status>)> {
     let record = sandbox.record();
-    if record.asleep.is_some() {
-        return Err(SleepError::AlreadyAsleep { name: record.name }.into());
+    if let Some(asleep) = record.asleep {
+        return Err(SleepError::AlreadyAsleep { name: record.name, level: word(asleep.level) }.into());
     }
     if record.tenant.is_some() {
         return Err(SleepError::SharesContext { name: record.name }.into());
@@ -174,13 +181,13 @@ fn let_go(workers: &[Arc<Worker>]) -> Result<()> {
     Ok(())
 }
 
-/// Removes what is in the stores and belongs to no sandbox that sleeps.
-pub fn clear_strays(paths: &Paths, sleeps: impl Fn(&str) -> bool) {
-    for level in [Level::Host, Level::Disk] {
+/// Removes what is in the stores and belongs to no sandbox that sleeps: by its id, and the store that it sleeps in.
+pub fn clear_strays(paths: &Paths, sleeps: impl Fn(&str, &Path) -> bool) {
+    for level in [Level::Gpu, Level::Host, Level::Disk] {
         let root = paths.asleep(level);
         let images =
             if root.is_dir() { Store::open(&root).and_then(|store| store.images()) } else { continue };
-        for image in images.into_iter().flatten().filter(|image| !sleeps(&image.name)) {
+        for image in images.into_iter().flatten().filter(|image| !sleeps(&image.name, &root)) {
             forget(&root, &image.name);
         }
     }

@@ -25,6 +25,7 @@ use crate::reply::Reply;
 use crate::sandboxes::asleep::{SleepingGpu, SleepingProcess, forget};
 use crate::sandboxes::traces::Tracing;
 use crate::sandboxes::{Operation, Sandbox, SandboxError};
+use crate::sleep::descend::keepers_let_go;
 use crate::sleep::{SleepError, report, word};
 use crate::timeline::{GPU, Timeline};
 use crate::workers::{Worker, WorkerError, gpu_half};
@@ -35,6 +36,7 @@ const HEADER: [u8; 4096] = [0; 4096];
 /// Wakes a sleeping GPU half.
 pub fn wake(sandbox: &Arc<Sandbox>, reply: &Reply<'_>) -> Result<SleepReport> {
     reply.progress("wake", 0, 0);
+    sandbox.call_off_descent();
     let operation = sandbox.begin_settled(State::Waking, "woken")?;
     wake_up(sandbox, operation)
 }
@@ -44,6 +46,7 @@ fn wake_if_asleep(sandbox: &Arc<Sandbox>) -> Result<()> {
     if sandbox.record().asleep.is_none() {
         return Ok(());
     }
+    sandbox.call_off_descent();
     let operation = sandbox.begin_settled(State::Waking, "woken")?;
     match wake_up(sandbox, operation) {
         Ok(_) | Err(Error::Sleep(SleepError::NotAsleep { .. })) => Ok(()),
@@ -72,7 +75,10 @@ pub fn knocked(sandbox: &Arc<Sandbox>) -> Option<String> {
     if sandbox.record().asleep.is_some() {
         let sandbox = sandbox.clone();
         std::thread::spawn(move || {
-            let began = sandbox.begin(State::Waking, "woken");
+            let began = match sandbox.call_off_descent() {
+                true => sandbox.begin_settled(State::Waking, "woken"),
+                false => sandbox.begin(State::Waking, "woken"),
+            };
             match began.and_then(|operation| wake_up(&sandbox, operation)) {
                 Ok(_)
                 | Err(
@@ -134,18 +140,22 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
 }
 
 /// A process whose GPU half is to wake.
-struct Sleeper {
-    process: SleepingProcess,
+pub(super) struct Sleeper {
+    pub process: SleepingProcess,
     /// The half that it has of what sleeps.
     image: Image,
     /// None where the process has ended meanwhile: others may have memory of it.
     keeper: Option<Arc<Worker>>,
     /// What takes the keeper's place.
-    worker: Arc<Worker>,
+    pub worker: Arc<Worker>,
 }
 
 /// All of a program, each with a worker; those of processes that have ended only if others are there.
-fn sleepers(sandbox: &Arc<Sandbox>, asleep: &SleepingGpu, timeline: &Timeline) -> Result<Vec<Sleeper>> {
+pub(super) fn sleepers(
+    sandbox: &Arc<Sandbox>,
+    asleep: &SleepingGpu,
+    timeline: &Timeline,
+) -> Result<Vec<Sleeper>> {
     let image = Image::open(&asleep.image)?;
     let workers = sandbox.live_workers();
     let keeper =
@@ -228,7 +238,7 @@ fn bring_up(
 }
 
 /// Has a worker take the place of a keeper, but for its client's socket, which is returned.
-fn bring_half(sandbox: &Sandbox, one: &Sleeper, timeline: &Timeline) -> Result<Option<OwnedFd>> {
+pub(super) fn bring_half(sandbox: &Sandbox, one: &Sleeper, timeline: &Timeline) -> Result<Option<OwnedFd>> {
     let Sleeper { process, image, keeper, worker } = one;
     worker.first_status()?;
     clear_rings(&sandbox.run_directory, &process.client)?;
@@ -343,6 +353,9 @@ pub fn settle(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
     let idle = others.iter().filter(|(status, _)| !serves(status, status.client));
     idle.for_each(|(_, worker)| sandbox.end_worker(worker));
     sandbox.note_workers();
+    if asleep.level != Level::Gpu {
+        keepers_let_go(sandbox);
+    }
     match Image::open(&asleep.image) {
         Ok(image) if asleep.level == Level::Host && asleep.others.is_empty() => {
             daemon.start_waker(sandbox, image.path());

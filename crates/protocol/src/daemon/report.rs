@@ -38,7 +38,8 @@ pub enum Operation {
 }
 
 /// Where the GPU memory of a program is while its GPU half sleeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Those further down come later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     Gpu,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Recovery;
+use super::{Level, Recovery};
 use crate::mending::{MendMode, MendObstacle, MendStatus};
 use crate::mounts::Mounts;
 use crate::network::{Network, Port};
@@ -111,6 +111,9 @@ pub struct Sandbox {
     /// Whose programs it shares GPU contexts with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// Where its GPU memory is while its GPU half sleeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asleep: Option<Level>,
     /// The node that it has gone on at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -178,6 +181,9 @@ impl Mending {
 pub struct Stats {
     pub name: String,
     pub state: State,
+    /// Where its GPU memory is while its GPU half sleeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asleep: Option<Level>,
     /// How many processes the program has.
     pub processes: u64,
     /// Processor time that they have used so far.

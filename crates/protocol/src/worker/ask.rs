@@ -229,6 +229,10 @@ requests! {
     HandOver {
         from: usize,
     } => Vec<String>;
+    /// To a keeper: let go of the memory, which lies elsewhere by now. The client sleeps on.
+    LetGo {} => ();
+    /// After `Restore` and `Loaded` of a half whose client sleeps, and is not to come: stand still for the `Save` that follows.
+    StandStill {} => ();
     /// With descriptors: memory for the next `Restore`, by the names of the parts that it is in place of. With `copy` it is another
     /// worker's, which is to be copied from.
     Memory {

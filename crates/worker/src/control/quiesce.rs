@@ -14,6 +14,8 @@ use crate::link::Answer;
 
 /// How long the client may take to let its threads run again.
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
+/// How long what a restore has left behind may take to come to rest.
+const STAND_LIMIT: Duration = Duration::from_secs(30);
 /// What the client is given beyond the limit that it was told, to answer that it could not keep it.
 const ANSWER_SLACK: Duration = Duration::from_secs(1);
 
@@ -62,6 +64,20 @@ impl Control {
             Ok(quiesced)
         });
         drained.inspect_err(|_| self.let_go())
+    }
+
+    /// Has a half that was restored stand still without its client, which sleeps.
+    pub(super) fn stand_still(&mut self) -> Result<(), ControlError> {
+        if !self.held_back || self.link.is_connected() {
+            return Err("only a program that was restored and does not run stands still by itself".into());
+        }
+        self.remote.run(|dispatcher| {
+            let blocks = image::blocks(&dispatcher.client, Contents::Saved);
+            dispatcher.expect_stop(blocks);
+        });
+        self.remote.drain(QuiesceLevel::Work, STAND_LIMIT)?;
+        self.quiesced = true;
+        Ok(())
     }
 
     /// Waits for the work that goes on while the program stands still, if there is any.

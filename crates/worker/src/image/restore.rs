@@ -395,6 +395,7 @@ fn join_files(
     if state.board.is_empty() {
         return Ok(());
     }
+    dispatcher.client.uncollected = uncollected::of(&state.uncollected);
     for row in &state.threads {
         let ring = Ring::open(&file(dispatcher, &row.name)?).map_err(shared)?;
         uncollected::put_back(ring, row.index, &state.uncollected)?;

@@ -19,6 +19,17 @@ pub(super) fn save(client: &Client) -> Vec<UncollectedState> {
     client.uncollected.iter().filter_map(content).collect()
 }
 
+/// Where they lie once they are [put back](put_back), for a save before the program goes on.
+pub(super) fn of(pieces: &[UncollectedState]) -> Vec<Uncollected> {
+    let place = |piece: &UncollectedState| Uncollected {
+        ring: piece.ring,
+        offset: piece.offset,
+        bytes: piece.content.len() as u64,
+        end: piece.end,
+    };
+    pieces.iter().map(place).collect()
+}
+
 /// Puts a thread's into its ring. One that has them already, since its program was never away, is left alone.
 pub(super) fn put_back(ring: Ring, index: u32, pieces: &[UncollectedState]) -> Result<()> {
     let mine = || pieces.iter().filter(|piece| piece.ring == index);
