@@ -100,6 +100,7 @@ def test_functions_of_an_app_share_contexts_unless_something_else_is_said():
             ({"share": "app:other", "sleep_window": 5}, "app:other", 5),
             ({"share": False}, None, 300),
             ({"sleep_window": 600}, None, 600),
+            ({"sleep_stages": {"host": 5}}, None, 300),
             ({"base": "torch"}, None, 300),
         )
     ):
@@ -119,10 +120,28 @@ def test_functions_of_an_app_share_contexts_unless_something_else_is_said():
             ),
             ({"base": "torch", "link_weight": 2}, "link_weight is for instances .*; leave out base, which"),
             ({"sleep_window": "9"}, "sleep_window is '9'; give a number of seconds"),
+            ({"sleep_stages": {"moon": 9}}, "sleep_stages is {'moon': 9}; give seconds by level: gpu, host, disk"),
+            ({"sleep_stages": 9}, "sleep_stages is 9; give seconds by level"),
+            ({"sleep_stages": {"gpu": "9"}}, "sleep_stages has '9' for 'gpu'; give a number of seconds"),
+            ({"sleep_stages": {"gpu": 0}}, "sleep_stages has no level with an interval above 0"),
+            ({"sleep_stages": {"gpu": 9}, "sleep_window": 5}, "sleep_stages and sleep_window are both given; give one of them"),
+            ({"sleep_stages": {"gpu": 9}, "share": "us"}, "sleep_stages is for instances that sleep, and those that share .* do not"),
         )
     ):
         with pytest.raises(rekindle.DeclarationError, match=f"^wrong{number}: {sentence}"):
             limits(f"wrong{number}", **options)
+
+
+def test_stages_of_sleep_are_served_in_their_order():
+    app = rekindle.App("stages")
+
+    def served(name, **options):
+        return app.declare(name, lambda: None, options).limits.serve_options()
+
+    staged = served("staged", sleep_stages={"disk": 3600, "gpu": 0.5, "host": 0}, scaledown_window=30)
+    assert words(staged, "--stages") == ("gpu=500ms,host=0ms,disk=3600000ms",) and "--idle-end" not in staged
+    plain = served("plain", share=False)
+    assert words(plain, "--idle-end") == ("300000ms",) and "--stages" not in plain
 
 
 def test_outside_of_a_sandbox_data_is_refused_in_a_sentence(monkeypatch):

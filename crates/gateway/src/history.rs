@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rekindle_protocol::daemon::Level;
 use serde::Serialize;
 
 use crate::policy::Stage;
@@ -31,6 +32,8 @@ pub struct Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
     pub stage: Stage,
+    /// Where its GPU memory was, if it slept.
+    pub level: Option<Level>,
     /// Milliseconds since 1970.
     pub since_ms: u64,
 }
@@ -46,22 +49,22 @@ impl History {
     /// Notes at which stage each instance is now: by its number, with its seat. Nothing is done if nothing has changed.
     pub fn note(
         &mut self,
-        instances: impl Iterator<Item = (u32, u32, Stage)> + Clone,
+        instances: impl Iterator<Item = (u32, u32, (Stage, Option<Level>))> + Clone,
         name: impl Fn(u32) -> String,
         now: SystemTime,
     ) {
-        let known =
-            self.live.iter().map(|(number, lane)| (*number, lane.steps.back().map(|last| last.stage)));
-        if known.eq(instances.clone().map(|(number, _, stage)| (number, Some(stage)))) {
+        let last = |lane: &Lane| lane.steps.back().map(|last| (last.stage, last.level));
+        let known = self.live.iter().map(|(number, lane)| (*number, last(lane)));
+        if known.eq(instances.clone().map(|(number, _, now)| (number, Some(now)))) {
             return;
         }
         let since_ms = milliseconds(now);
         let mut before = std::mem::take(&mut self.live);
-        for (number, slot, stage) in instances {
+        for (number, slot, (stage, level)) in instances {
             let new = || Lane { instance: name(slot), steps: VecDeque::new(), gone_ms: None };
             let mut lane = before.remove(&number).unwrap_or_else(new);
-            if lane.steps.back().is_none_or(|last| last.stage != stage) {
-                lane.steps.push_back(Step { stage, since_ms });
+            if last(&lane) != Some((stage, level)) {
+                lane.steps.push_back(Step { stage, level, since_ms });
             }
             self.live.insert(number, lane);
         }
@@ -101,7 +104,7 @@ mod tests {
     }
 
     fn note(history: &mut History, instances: &[(u32, Stage)], seconds: u64) {
-        let instances = instances.iter().map(|(number, stage)| (*number, number + 10, *stage));
+        let instances = instances.iter().map(|(number, stage)| (*number, number + 10, (*stage, None)));
         history.note(instances, |slot| format!("web-{slot}"), at(seconds));
     }
 
@@ -122,6 +125,18 @@ mod tests {
     }
 
     #[test]
+    fn a_lower_level_is_another_step() {
+        let mut history = History::default();
+        for (level, seconds) in [(Level::Gpu, 1), (Level::Gpu, 2), (Level::Host, 3)] {
+            let asleep = (Stage::Asleep, Some(level));
+            history.note(std::iter::once((1, 11, asleep)), |slot| format!("web-{slot}"), at(seconds));
+        }
+        let lanes = history.lanes(at(4));
+        let steps: Vec<_> = lanes[0].steps.iter().map(|step| (step.level, step.since_ms)).collect();
+        assert_eq!(steps, [(Some(Level::Gpu), 1000), (Some(Level::Host), 3000)]);
+    }
+
+    #[test]
     fn what_is_long_past_is_forgotten_but_for_the_stage_that_lasts() {
         let (mut history, span) = (History::default(), SPAN.as_secs());
         note(&mut history, &[(1, Stage::Starting), (2, Stage::Running)], 1);
@@ -129,7 +144,7 @@ mod tests {
         assert_eq!(history.lanes(at(3)).len(), 2);
         let lanes = history.lanes(at(3 + span));
         assert_eq!(lanes.len(), 1);
-        assert_eq!(lanes[0].steps, [Step { stage: Stage::Running, since_ms: 2000 }]);
+        assert_eq!(lanes[0].steps, [Step { stage: Stage::Running, level: None, since_ms: 2000 }]);
     }
 
     #[test]

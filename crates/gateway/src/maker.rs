@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use rekindle_protocol::daemon::Level;
 use rekindle_protocol::data::Problem;
 use tokio::net::TcpSocket;
 
@@ -27,8 +28,10 @@ pub trait Maker: Send + Sync {
 }
 
 pub trait Instance: Send + Sync {
-    /// Gives its GPU back.
-    fn sleep(&self) -> Result<(), String>;
+    /// Gives its GPU back; its memory there goes to this level. One that sleeps already goes on to it from a higher one.
+    fn sleep(&self, level: Level) -> Result<(), String>;
+    /// It is wanted: it need not go on to a lower level.
+    fn call_off(&self);
     fn wake(&self) -> Result<(), Failure>;
     /// What it has of its GPU's memory, its context included; none if that is not known just now.
     fn memory(&self) -> Option<Holding>;

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use rekindle_protocol::daemon::{Level, Limits};
 use rekindle_protocol::data_slot::DataSlot;
+use rekindle_protocol::service::SleepStage;
 use serde::{Deserialize, Serialize};
 
 use crate::memory::{Datum, Holding};
 
 /// How many instances a service has, and what they take.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// So many stay awake, whether there are requests or not.
     pub min: u32,
@@ -18,8 +19,11 @@ pub struct Plan {
     pub concurrency: u32,
     /// How long an instance without a request keeps its GPU half awake.
     pub idle_ms: u64,
-    /// How long one sleeps before it ends.
+    /// How long one sleeps before it ends, at its only level.
     pub idle_end_ms: u64,
+    /// The levels that it sleeps at instead, one after the other, the highest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<SleepStage>,
     /// How many requests may wait.
     pub queue: u32,
     /// How long a request may wait, and an instance take until it listens.
@@ -39,6 +43,10 @@ pub enum PlanError {
     NoConcurrency,
     #[error("no request could wait; say a --timeout above 0")]
     NoTimeout,
+    #[error(
+        "instances cannot sleep at the levels of --stages in this order; say each once, of gpu, host and disk"
+    )]
+    StageOrder,
 }
 
 impl Plan {
@@ -49,6 +57,7 @@ impl Plan {
             () if min > max => Err(PlanError::Bounds { min, max }),
             () if concurrency == 0 => Err(PlanError::NoConcurrency),
             () if timeout_ms == 0 => Err(PlanError::NoTimeout),
+            () if !self.stages.is_sorted_by(|one, next| one.level < next.level) => Err(PlanError::StageOrder),
             () => Ok(()),
         }
     }
@@ -57,8 +66,20 @@ impl Plan {
         Duration::from_millis(self.idle_ms)
     }
 
-    pub(crate) fn idle_end(&self) -> Duration {
-        Duration::from_millis(self.idle_end_ms)
+    /// The levels that an instance sleeps at, the highest first; `level` is that of one that sleeps at one alone.
+    pub(crate) fn sleeps(&self, level: Level) -> Vec<SleepStage> {
+        match self.stages.is_empty() {
+            true => vec![SleepStage { level, ms: self.idle_end_ms }],
+            false => self.stages.clone(),
+        }
+    }
+
+    /// What is left of them for one that sleeps at a level: that one first.
+    pub(crate) fn sleeps_on(&self, level: Level, only: Level) -> Vec<SleepStage> {
+        let mut stages = self.sleeps(only);
+        let last = stages.len() - 1;
+        let at = stages.iter().position(|stage| stage.level >= level).unwrap_or(last);
+        stages.split_off(at)
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -147,16 +168,42 @@ pub struct MemoryNeed {
 mod tests {
     use super::*;
 
+    fn stages(all: &[(Level, u64)]) -> Vec<SleepStage> {
+        all.iter().map(|(level, ms)| SleepStage { level: *level, ms: *ms }).collect()
+    }
+
+    #[test]
+    fn who_sleeps_at_one_level_alone_has_that_and_its_time() {
+        let plan = Plan { idle_end_ms: 7, ..Plan::default() };
+        for level in [Level::Gpu, Level::Host, Level::Disk] {
+            assert_eq!(plan.sleeps_on(level, Level::Host), stages(&[(Level::Host, 7)]));
+        }
+        let plan = Plan { stages: stages(&[(Level::Gpu, 1), (Level::Disk, 3)]), ..plan };
+        assert_eq!(plan.sleeps_on(Level::Gpu, Level::Host), plan.stages);
+        assert_eq!(plan.sleeps_on(Level::Host, Level::Host), plan.stages[1..]);
+        assert_eq!(plan.sleeps_on(Level::Disk, Level::Host), plan.stages[1..]);
+    }
+
+    #[test]
+    fn plans_of_before_have_no_stages() {
+        let text =
+            r#"{"min":0,"max":4,"concurrency":8,"idle_ms":1,"idle_end_ms":2,"queue":3,"timeout_ms":4}"#;
+        let plan: Plan = serde_json::from_str(text).unwrap();
+        assert_eq!(plan.sleeps(Level::Disk), stages(&[(Level::Disk, 2)]));
+        assert_eq!(serde_json::to_string(&plan).unwrap(), text);
+    }
+
     #[test]
     fn what_cannot_be_is_refused() {
-        let plan =
-            Plan { min: 0, max: 4, concurrency: 8, idle_ms: 0, idle_end_ms: 0, queue: 0, timeout_ms: 1 };
+        let plan = Plan { max: 4, concurrency: 8, timeout_ms: 1, ..Plan::default() };
         assert!(plan.check().is_ok());
         for (wrong, word) in [
             (Plan { max: 0, ..plan.clone() }, "--max"),
             (Plan { min: 5, ..plan.clone() }, "--min"),
             (Plan { concurrency: 0, ..plan.clone() }, "--concurrency"),
             (Plan { timeout_ms: 0, ..plan.clone() }, "--timeout"),
+            (Plan { stages: stages(&[(Level::Host, 1), (Level::Gpu, 1)]), ..plan.clone() }, "--stages"),
+            (Plan { stages: stages(&[(Level::Host, 1), (Level::Host, 1)]), ..plan.clone() }, "--stages"),
         ] {
             assert!(wrong.check().unwrap_err().to_string().contains(word));
         }

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use rekindle_protocol::daemon::Level;
 use rekindle_protocol::service_name::ServiceName;
 use serde::Serialize;
 use tokio::runtime::Handle;
@@ -107,6 +108,8 @@ pub struct ServiceView {
 pub struct InstanceView {
     pub name: String,
     pub stage: Stage,
+    /// Where its GPU memory is while it sleeps.
+    pub level: Option<Level>,
     pub in_flight: u32,
     pub gpu_bytes: u64,
 }
@@ -238,17 +241,23 @@ impl Service {
     }
 
     /// Takes over an instance that was there before.
-    pub fn adopt(self: &Arc<Self>, slot: u32, instance: Arc<dyn Instance>, is_asleep: bool, source: &Source) {
+    pub fn adopt(
+        self: &Arc<Self>,
+        slot: u32,
+        instance: Arc<dyn Instance>,
+        asleep: Option<Level>,
+        source: &Source,
+    ) {
         let is_current = self.source().is_some_and(|own| own.makes_the_same(source));
         let upstream = self.upstream(slot, instance, source);
         let mut number = 0;
         self.change(|state, now| {
-            number = state.policy.adopt(slot, is_asleep, (source, is_current), now);
+            number = state.policy.adopt(slot, asleep, (source, is_current), now);
             state.upstreams.insert(number, upstream.clone());
         });
         let need = &source.need;
         let awake = || Holding { own: need.program + need.context, data: need.data.clone() };
-        let holding = if is_asleep { resting(source) } else { awake() };
+        let holding = if asleep.is_some() { resting(source, asleep) } else { awake() };
         self.memory.hold(self.key(number), &need.gpu, holding);
         let service = self.clone();
         self.runtime.spawn(async move {
@@ -285,6 +294,7 @@ impl Service {
             .map(|(number, slot, stage, in_flight)| InstanceView {
                 name: self.instance_name(slot),
                 stage,
+                level: policy.level(number),
                 in_flight,
                 gpu_bytes: self.memory.bytes(self.key(number)),
             })
@@ -331,7 +341,8 @@ impl Service {
         event(&mut state, now);
         let actions = state.policy.take();
         let State { policy, history, .. } = &mut *state;
-        let stages = policy.instances().map(|(number, slot, stage, _)| (number, slot, stage));
+        let stages =
+            policy.instances().map(|(number, slot, stage, _)| (number, slot, (stage, policy.level(number))));
         history.note(stages, |slot| self.instance_name(slot), SystemTime::now());
         if state.trouble.is_none() && state.policy.came_to_nothing_last() {
             state.trouble = state.policy.problem().map(str::to_string);
@@ -408,40 +419,47 @@ impl Service {
             Action::Start { instance, slot, source, limit } => {
                 self.runtime.spawn(async move { service.start((instance, slot), source, limit).await });
             }
-            Action::Sleep { instance } => {
+            Action::Sleep { instance, level } => {
                 let Some(upstream) = upstream(instance) else { return };
                 upstream.keep_none();
                 self.runtime.spawn_blocking(move || {
-                    let slept = upstream.instance.sleep();
+                    let slept = upstream.instance.sleep(level);
                     upstream.keep_again();
                     let source = service.instance(instance).map(|(source, _)| source);
                     // Before it can be woken, which takes more.
                     match (&slept, source) {
                         (Ok(()), Some(source)) => {
-                            service.memory.hold(service.key(instance), &source.need.gpu, resting(&source));
+                            let holding = resting(&source, Some(level));
+                            service.memory.hold(service.key(instance), &source.need.gpu, holding);
                         }
                         _ => service.memory.stays(service.key(instance)),
                     }
                     if let Err(why) = &slept {
-                        log::warn!("the instance {} stays awake: {why}", upstream.name);
+                        log::warn!("the instance {} stays as it is: {why}", upstream.name);
                     }
                     service.act(|policy, now| policy.slept(instance, slept.is_ok(), now));
                 });
             }
+            Action::CallOff { instance } => {
+                let Some(upstream) = upstream(instance) else { return };
+                self.runtime.spawn_blocking(move || upstream.instance.call_off());
+            }
             Action::Wake { instance } => {
                 let Some(upstream) = upstream(instance) else { return };
+                let level = self.level(instance);
                 self.runtime.spawn_blocking(move || {
                     let began = Instant::now();
                     match (upstream.instance.wake(), service.instance(instance)) {
                         (Err(Failure { why, missing: Some(missing) }), Some((source, Stage::Waking))) => {
                             log::info!("the instance {} waits to be woken: {why}", upstream.name);
                             let (key, now) = (service.key(instance), Instant::now());
-                            service.memory.found_full(key, &source, resting(&source), (missing, why), now);
+                            let left = resting(&source, level);
+                            service.memory.found_full(key, &source, left, (missing, why), now);
                         }
                         (woke, made) => {
                             if let Some((source, _)) = made {
                                 let took = woke.is_ok().then(|| began.elapsed());
-                                service.tally.came(source.level.into(), took);
+                                service.tally.came(level.unwrap_or(source.level).into(), took);
                             }
                             let woke = woke.map_err(|failure| failure.why);
                             service.act(|policy, now| policy.woke(instance, woke, now));
@@ -535,6 +553,11 @@ impl Service {
 
     fn instance(&self, number: u32) -> Option<(Source, Stage)> {
         self.lock().policy.instance(number).map(|(source, stage)| (source.clone(), stage))
+    }
+
+    /// Where an instance sleeps, if it does.
+    fn level(&self, number: u32) -> Option<Level> {
+        self.lock().policy.level(number)
     }
 
     fn key(&self, number: u32) -> (u64, u32) {

@@ -1,7 +1,7 @@
 // Services: requests, queue, latency, instances by stage, limits and problems.
 
 import { attribute, each, element, hide, style, text } from "./dom.js";
-import { STAGES, bytes, count, micros, rate, serviceWord, span, stage } from "./words.js";
+import { STAGES, bytes, count, micros, rate, serviceWord, span, stage, stageClass } from "./words.js";
 
 const WINDOW_MS = 60000;
 /** By service, the sums of its requests of the last minute, as they came in. */
@@ -64,12 +64,20 @@ function make() {
 
 function showStages(where, service) {
   const all = [...service.instances, ...(service.canary?.instances ?? [])];
-  const found = STAGES.map((name) => ({ name, count: all.filter((one) => one.stage === name).length }));
-  const there = found.filter((one) => one.count > 0);
-  if (there.length === 0) there.push({ name: "none", count: 0 });
-  each(where, there, (one) => one.name, (one) => element("span", `stage stage-${one.name}`), (tag, one) => {
-    text(tag, one.name === "none" ? "no instance" : `${one.count} ${stage(one.name)}`);
+  const found = STAGES.flatMap((name) => [null, "gpu", "host", "disk"].map((level) => ({ name, level })));
+  const counted = found.map((of) => ({ ...of, count: all.filter((one) => one.stage === of.name && one.level === of.level).length }));
+  const there = counted.filter((one) => one.count > 0);
+  if (there.length === 0) there.push({ name: "none", level: null, count: 0 });
+  each(where, there, (one) => stageClass(one.name, one.level), (one) => element("span", `stage ${stageClass(one.name, one.level)}`), (tag, one) => {
+    text(tag, one.name === "none" ? "no instance" : `${one.count} ${stage(one.name, one.level)}`);
   });
+}
+
+/** What becomes of an instance that sleeps. */
+function restOf(plan) {
+  const stages = plan.stages ?? [];
+  if (stages.length === 0) return `ended after ${span(plan.idle_end_ms)} more`;
+  return `${stages.map((one) => `${one.level} for ${span(one.ms)}`).join(", ")}, then ended`;
 }
 
 function update(card, service, nowMs) {
@@ -96,7 +104,7 @@ function update(card, service, nowMs) {
   text(
     shows.limits,
     `${plan.min}–${plan.max} instances · ${count(plan.concurrency, "request")} each · queue ${plan.queue} · ` +
-      `waits ${span(plan.timeout_ms)} · asleep after ${span(plan.idle_ms)}, ended after ${span(plan.idle_end_ms)} more`,
+      `waits ${span(plan.timeout_ms)} · asleep after ${span(plan.idle_ms)}, ${restOf(plan)}`,
   );
   const canary = service.canary;
   hide(shows.canary, !canary);

@@ -1,7 +1,7 @@
 // Instances by stage, on a time line that ends now.
 
 import { attribute, each, element, style, text } from "./dom.js";
-import { STAGES, clock, serviceWord, span, stage } from "./words.js";
+import { STAGES, clock, serviceWord, span, stage, stageClass } from "./words.js";
 
 const SPANS_MS = [60000, 120000, 300000, 600000, 900000];
 /** Into how many parts the axis of each is divided. */
@@ -33,8 +33,8 @@ function pieces(lane, from, nowMs) {
     .map((step, index) => {
       const until = lane.steps[index + 1]?.since_ms ?? end;
       const left = percent(step.since_ms);
-      const title = `${lane.instance}: ${stage(step.stage)} for ${span(until - step.since_ms)}, from ${clock(step.since_ms)}`;
-      return { stage: step.stage, key: `${step.since_ms} ${index}`, left, width: percent(until) - left, until, title };
+      const title = `${lane.instance}: ${stage(step.stage, step.level)} for ${span(until - step.since_ms)}, from ${clock(step.since_ms)}`;
+      return { shade: stageClass(step.stage, step.level), key: `${step.since_ms} ${index}`, left, width: percent(until) - left, until, title };
     })
     .filter((piece) => piece.until > from);
 }
@@ -49,7 +49,7 @@ function updateRow(row, shown, from, nowMs) {
   attribute(name, "title", shown.instance);
   row.classList.toggle("gone", shown.gone);
   const all = shown.lanes.flatMap((lane) => pieces(lane, from, nowMs));
-  each(track, all, (piece) => piece.key, (piece) => element("i", `stage-${piece.stage}`), (bar, piece) => {
+  each(track, all, (piece) => piece.key, (piece) => element("i", piece.shade), (bar, piece) => {
     style(bar, "left", `${piece.left.toFixed(2)}%`);
     style(bar, "width", `${piece.width.toFixed(2)}%`);
     attribute(bar, "title", piece.title);

@@ -56,8 +56,15 @@ export function ago(time, nowMs) {
 
 export const STAGES = ["waiting", "starting", "running", "falling-asleep", "asleep", "waking", "ending"];
 
-export function stage(name) {
-  return name === "waiting" ? "waiting for memory" : name.replace("-", " ");
+/** A stage in words, with the level of what sleeps. */
+export function stage(name, level = null) {
+  const words = name === "waiting" ? "waiting for memory" : name.replace("-", " ");
+  return level ? `${words} (${level})` : words;
+}
+
+/** The classes by which a stage has its colour; lower levels are paler. */
+export function stageClass(name, level) {
+  return level ? `stage-${name} level-${level}` : `stage-${name}`;
 }
 
 /** What no two services have in common, as the names of instances begin. */

@@ -1,6 +1,7 @@
 //! What is asked of a service, which answers requests by instances of an image.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +46,10 @@ pub struct ServiceRequest {
     pub idle_ms: Option<u64>,
     pub idle_end_ms: Option<u64>,
     pub timeout_ms: Option<u64>,
+    /// The levels that an idle instance sleeps at one after the other, and for how long; with none of them, at `level` for
+    /// `idle_end_ms`.
+    #[serde(default)]
+    pub stages: Option<Vec<SleepStage>>,
     /// URLs of the data that instances are about to want.
     #[serde(default)]
     pub data: Option<Vec<String>>,
@@ -57,6 +62,19 @@ pub struct ServiceRequest {
     /// Whether clients speak TLS.
     #[serde(default)]
     pub tls: Option<TlsRequest>,
+}
+
+/// How long an instance sleeps at a level before it goes on to the next one, or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SleepStage {
+    pub level: Level,
+    pub ms: u64,
+}
+
+impl SleepStage {
+    pub fn time(&self) -> Duration {
+        Duration::from_millis(self.ms)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from rekindle.retries import NONE, Retries
 
 # When what an instance allocates in a shared context gets memory.
 SHARE_MEMORY = ("eager", "lazy")
+# Where the GPU memory of what sleeps can be, the highest first.
+LEVELS = ("gpu", "host", "disk")
 # By which weight it has bytes over the link, unless something else is said.
 LINK_WEIGHT = 10
 
@@ -37,6 +40,8 @@ class Limits:
     # How long an instance without a call keeps its GPU, and how long it is there after that.
     scaledown_window: float = 30.0
     sleep_window: float = 300.0
+    # How long it sleeps at each level instead, one after the other, before it ends: {"gpu": 60, "host": 600, "disk": 3600}.
+    sleep_stages: Mapping[str, float] | None = None
     # How many calls may wait, and how long one may.
     max_queue: int = 100
     queue_timeout: float = 60.0
@@ -75,6 +80,7 @@ class Limits:
             value = getattr(self, option)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
                 raise DeclarationError(f"{name}: {option} is {value!r}; give a number of seconds")
+        self.check_stages(name)
         for option in ("timeout", "queue_timeout", "startup_timeout"):
             if getattr(self, option) <= 0:
                 raise DeclarationError(f"{name}: {option} is 0, in which nothing can be done; give more")
@@ -94,6 +100,17 @@ class Limits:
                 f"{name}: min_containers is {self.min_containers} and max_containers {self.max_containers}; the first is the lesser"
             )
 
+    def check_stages(self, name: str) -> None:
+        if self.sleep_stages is None:
+            return
+        if not isinstance(self.sleep_stages, Mapping) or set(self.sleep_stages) - set(LEVELS):
+            raise DeclarationError(f"{name}: sleep_stages is {self.sleep_stages!r}; give seconds by level: {', '.join(LEVELS)}")
+        for level, value in self.sleep_stages.items():
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
+                raise DeclarationError(f"{name}: sleep_stages has {value!r} for {level!r}; give a number of seconds")
+        if not any(self.sleep_stages.values()):
+            raise DeclarationError(f"{name}: sleep_stages has no level with an interval above 0; give one, or sleep_window alone")
+
     @property
     def is_any_port(self) -> bool:
         return self.port.rpartition(":")[2] == "0"
@@ -112,8 +129,12 @@ class Limits:
             "--queue": self.max_queue,
             "--timeout": milliseconds(self.queue_timeout),
             "--idle": milliseconds(self.scaledown_window),
-            "--idle-end": milliseconds(self.sleep_window),
         }
+        if self.sleep_stages:
+            stages = [(level, self.sleep_stages[level]) for level in LEVELS if level in self.sleep_stages]
+            options["--stages"] = ",".join(f"{level}={milliseconds(seconds)}" for level, seconds in stages)
+        else:
+            options["--idle-end"] = milliseconds(self.sleep_window)
         # What is not said would stay as an earlier deployment had it.
         if self.share:
             options |= {

@@ -27,6 +27,12 @@ def settled(options: Mapping[str, Any], name: str, default: str | None) -> dict[
         raise DeclarationError(
             f"{name}: base is {options['base']!r}, and programs of framework images share no GPU contexts; leave out base or share"
         )
+    if options.get("sleep_stages") and "sleep_window" in options:
+        raise DeclarationError(f"{name}: sleep_stages and sleep_window are both given; give one of them")
+    if said and options.get("sleep_stages"):
+        raise DeclarationError(
+            f"{name}: sleep_stages is for instances that sleep, and those that share GPU contexts do not; leave out sleep_stages or share"
+        )
     if said or said is None and default and not needing:
         # What does not sleep is there for as long as it keeps its GPU, unless more is said.
         window = {} if said or "sleep_window" in options else {"sleep_window": 0.0}
@@ -42,6 +48,8 @@ def needs_own(options: Mapping[str, Any]) -> str | None:
     window = options.get("sleep_window")
     if isinstance(window, int | float) and window > 0:
         return "sleep_window"
+    if options.get("sleep_stages"):
+        return "sleep_stages"
     return "base" if options.get("base") else None
 
 

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCandidates;
 use jiff::SignedDuration;
 use rekindle_protocol::data_slot::DataSlot;
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::{ServiceRequest, TlsFiles, TlsRequest};
+use rekindle_protocol::service::{ServiceRequest, SleepStage, TlsFiles, TlsRequest};
 
 use crate::arguments::choices::LevelArgument;
 use crate::arguments::sandbox::{PortionArguments, ShareMemoryArgument};
@@ -67,6 +67,10 @@ pub struct ServiceArguments {
     /// Where the GPU memory of such an instance goes (host).
     #[arg(long)]
     level: Option<LevelArgument>,
+    /// Have such an instance go down level by level instead, and how long it sleeps at each before it goes on, or ends after
+    /// the last: such as gpu=1m,host=10m,disk=1h. A level that is left out, or has 0s, is passed by; none: one level alone.
+    #[arg(long, value_name = "LEVEL=TIME,...|none", value_parser = stages, conflicts_with_all = ["level", "idle_end"])]
+    stages: Option<Stages>,
     /// An object that instances are about to want (s3://BUCKET/KEY, gs://, az://, http://, https:// or file:///PATH): it is
     /// brought to this host while one is started. May be given again; none: no more.
     #[arg(long, value_name = "URL|none")]
@@ -131,6 +135,7 @@ impl ServiceArguments {
             idle_ms: self.idle,
             idle_end_ms: self.idle_end,
             timeout_ms: self.timeout,
+            stages: self.stages.map(|Stages(all)| all),
             canary: self.canary,
             tls: match (self.no_tls, self.tls_certificate, self.tls_key) {
                 (false, Some(certificate), Some(key)) => {
@@ -177,6 +182,30 @@ fn path(text: &str) -> Result<String, String> {
     is_plain.then(|| text.to_string()).ok_or_else(|| "expected a path such as /healthz".to_string())
 }
 
+/// All of them, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stages(Vec<SleepStage>);
+
+/// Levels in their order, each once.
+fn stages(text: &str) -> Result<Stages, String> {
+    if text == "none" {
+        return Ok(Stages(Vec::new()));
+    }
+    let stage = |text: &str| {
+        let (level, time) = text.split_once('=')?;
+        let level = LevelArgument::from_str(level, false).ok()?.wanted();
+        Some(SleepStage { level, ms: duration(time).ok()? })
+    };
+    let all: Option<Vec<SleepStage>> = text.split(',').map(stage).collect();
+    let goes_down = |all: &Vec<SleepStage>| {
+        all.is_sorted_by(|one, next| one.level < next.level) && all.iter().any(|stage| stage.ms > 0)
+    };
+    all.filter(goes_down).map(Stages).ok_or_else(|| {
+        "expected levels from gpu over host to disk, with times of which one is above 0s, such as gpu=1m,host=10m,disk=1h, or none"
+            .to_string()
+    })
+}
+
 /// In milliseconds.
 pub fn duration(text: &str) -> Result<u64, String> {
     let parsed = text.parse::<SignedDuration>().ok().filter(|time| !time.is_negative());
@@ -188,6 +217,32 @@ pub fn duration(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stages_go_down_each_once() {
+        use rekindle_protocol::daemon::Level;
+        let stage = |level, ms| SleepStage { level, ms };
+        let all = vec![stage(Level::Gpu, 60_000), stage(Level::Host, 600_000), stage(Level::Disk, 3_600_000)];
+        assert_eq!(stages("gpu=1m,host=10m,disk=1h"), Ok(Stages(all)));
+        assert_eq!(
+            stages("gpu=0s,disk=1s"),
+            Ok(Stages(vec![stage(Level::Gpu, 0), stage(Level::Disk, 1000)]))
+        );
+        assert_eq!(stages("none"), Ok(Stages(Vec::new())));
+        for wrong in [
+            "",
+            "gpu",
+            "gpu=1",
+            "moon=1s",
+            "host=1s,gpu=1s",
+            "gpu=1s,gpu=1s",
+            "gpu=1s,",
+            "gpu=0s",
+            "none,gpu=1s",
+        ] {
+            assert!(stages(wrong).unwrap_err().contains("gpu=1m"), "{wrong}");
+        }
+    }
 
     #[test]
     fn times_and_addresses_say_what_they_should_be() {

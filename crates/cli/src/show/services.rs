@@ -77,7 +77,8 @@ pub fn address(service: &Value) -> String {
 fn stages(service: &Value) -> String {
     let mut counts = std::collections::BTreeMap::new();
     for instance in service["instances"].as_array().into_iter().flatten() {
-        *counts.entry(text(&instance["stage"])).or_insert(0) += 1;
+        let (stage, level) = (text(&instance["stage"]), instance["level"].as_str());
+        *counts.entry(level.map_or(stage.clone(), |level| format!("{stage} ({level})"))).or_insert(0) += 1;
     }
     let shown = counts.iter().map(|(stage, count)| format!("{count} {stage}"));
     let shown = shown.chain((service["draining"] == true).then(|| "draining".to_string()));

@@ -106,10 +106,10 @@ pub fn take_back(service: &Service, record: &mut ServiceRecord) -> Option<Arc<Se
 
 /// Beside a canary nothing else of the service is changed.
 fn check(request: &ServiceRequest) -> std::result::Result<(), &'static str> {
-    let ServiceRequest { port, min, max, concurrency, queue, idle_ms, idle_end_ms, timeout_ms, tls, .. } =
-        request;
+    let ServiceRequest { port, min, max, concurrency, queue, idle_ms, idle_end_ms, timeout_ms, .. } = request;
     let of_service = port.is_some()
-        || tls.is_some()
+        || request.tls.is_some()
+        || request.stages.is_some()
         || [min, max, concurrency, queue].iter().any(|request| request.is_some())
         || [idle_ms, idle_end_ms, timeout_ms].iter().any(|request| request.is_some());
     match of_service {

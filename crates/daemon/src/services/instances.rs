@@ -37,7 +37,6 @@ pub struct InstanceMaker {
 struct Member {
     daemon: Arc<Daemon>,
     sandbox: Arc<Sandbox>,
-    level: Level,
     dialer: NetworkDialer,
 }
 
@@ -57,9 +56,9 @@ pub fn check(image: &str, metadata: &ImageMetadata) -> Result<()> {
 
 impl InstanceMaker {
     /// An instance that an earlier daemon has made.
-    pub fn adopt(&self, sandbox: &Arc<Sandbox>, level: Level) -> Arc<dyn Instance> {
+    pub fn adopt(&self, sandbox: &Arc<Sandbox>) -> Arc<dyn Instance> {
         let (daemon, sandbox, dialer) = (self.daemon.clone(), sandbox.clone(), self.dialer.clone());
-        Arc::new(Member { daemon, sandbox, level, dialer })
+        Arc::new(Member { daemon, sandbox, dialer })
     }
 
     fn make(&self, source: &Source, name: &str) -> Result<Arc<Sandbox>> {
@@ -96,7 +95,7 @@ impl Maker for InstanceMaker {
         // It is on its way while the program is restored.
         source.data.iter().for_each(|url| self.daemon.data.prefetch(url));
         let sandbox = self.make(source, name).map_err(failure)?;
-        Ok(self.adopt(&sandbox, source.level))
+        Ok(self.adopt(&sandbox))
     }
 
     fn fetch_data(&self, url: &str) -> Option<Problem> {
@@ -105,11 +104,15 @@ impl Maker for InstanceMaker {
 }
 
 impl Instance for Member {
-    fn sleep(&self) -> std::result::Result<(), String> {
-        match sleep::sleep(&self.daemon, &self.sandbox, self.level, &Reply::to_nobody()) {
+    fn sleep(&self, level: Level) -> std::result::Result<(), String> {
+        match sleep::sleep(&self.daemon, &self.sandbox, level, &Reply::to_nobody()) {
             Ok(_) | Err(Error::Sleep(SleepError::AlreadyAsleep { .. })) => Ok(()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    fn call_off(&self) {
+        self.sandbox.call_off_descent();
     }
 
     fn wake(&self) -> std::result::Result<(), Failure> {

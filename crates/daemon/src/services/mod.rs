@@ -23,7 +23,7 @@ use nix::sys::socket::{Backlog, listen as lengthen};
 use rekindle_gateway::{Plan, Service, Source, Tenant, Tls};
 use rekindle_protocol::daemon::{Level, Limits, Mode};
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::{ServiceRequest, TlsFiles, TlsRequest};
+use rekindle_protocol::service::{ServiceRequest, SleepStage, TlsFiles, TlsRequest};
 use rekindle_protocol::service_name::ServiceName;
 use rekindle_protocol::tenant::NOBODY;
 use rekindle_sandbox::who_listens;
@@ -58,6 +58,7 @@ const USUAL: Plan = Plan {
     concurrency: 8,
     idle_ms: 30_000,
     idle_end_ms: 300_000,
+    stages: Vec::new(),
     queue: 100,
     timeout_ms: 60_000,
 };
@@ -276,7 +277,17 @@ fn plan(request: &ServiceRequest, kept: &Plan) -> Plan {
         queue: request.queue.unwrap_or(kept.queue),
         idle_ms: request.idle_ms.unwrap_or(kept.idle_ms),
         idle_end_ms: request.idle_end_ms.unwrap_or(kept.idle_end_ms),
+        stages: stages(request, kept),
         timeout_ms: request.timeout_ms.unwrap_or(kept.timeout_ms),
+    }
+}
+
+/// The levels that instances sleep at one after the other. Who names one level, or its time, wants that one alone.
+fn stages(request: &ServiceRequest, kept: &Plan) -> Vec<SleepStage> {
+    match &request.stages {
+        Some(stages) => stages.iter().filter(|stage| stage.ms > 0).copied().collect(),
+        None if request.level.is_some() || request.idle_end_ms.is_some() => Vec::new(),
+        None => kept.stages.clone(),
     }
 }
 

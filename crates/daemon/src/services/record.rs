@@ -88,8 +88,15 @@ mod tests {
     use super::*;
 
     fn record(tenant: Option<&str>, name: &str) -> ServiceRecord {
-        let plan =
-            Plan { min: 0, max: 1, concurrency: 1, idle_ms: 1, idle_end_ms: 1, queue: 1, timeout_ms: 1 };
+        let plan = Plan {
+            max: 1,
+            concurrency: 1,
+            idle_ms: 1,
+            idle_end_ms: 1,
+            queue: 1,
+            timeout_ms: 1,
+            ..Plan::default()
+        };
         ServiceRecord {
             name: name.into(),
             tenant: tenant.map(str::to_string),

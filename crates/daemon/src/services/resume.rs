@@ -139,8 +139,8 @@ fn adopt(
         let is_of_it = source.images().any(|variant| variant.image == own_image);
         let image = if is_of_it { source.image.clone() } else { own_image };
         let source = Source { image, ..source.clone() };
-        let instance = maker.adopt(sandbox, source.level);
-        service.adopt(number, instance, own.asleep.is_some(), &source);
+        let asleep = own.asleep.as_ref().map(|asleep| asleep.level);
+        service.adopt(number, maker.adopt(sandbox), asleep, &source);
         false
     });
 }

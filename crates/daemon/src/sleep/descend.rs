@@ -102,6 +102,8 @@ fn from_gpu(
     });
     sleepers.iter().for_each(|one| sandbox.end_worker(&one.worker));
     sandbox.note_workers();
+    // They hold what is removed below.
+    drop(sleepers);
     let image = noted?;
     keepers_let_go(sandbox);
     fault::pass("down-let-go");

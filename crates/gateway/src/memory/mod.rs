@@ -3,7 +3,7 @@
 //! ```text
 //!  service ── claim ─▶ book ── room ──────────────────────────────▶ granted: it starts, or wakes
 //!                       │ └── none: waits ◀── given back ─┐
-//!                       └── demote ─▶ the least valuable idle instance: running ─▶ asleep ─▶ ended
+//!                       └── demote ─▶ the least valuable idle instance: running ─▶ asleep, level by level ─▶ ended
 //! ```
 //!
 //! An instance is brought up once it was granted what it needs: of its tenant's share, and of a limit, if there is one for
@@ -229,13 +229,17 @@ impl Memory {
             steps
         };
         for step in steps {
-            let (Step::Grant(key) | Step::Demote(key) | Step::Fail(key, _)) = step;
+            let (Step::Grant(key) | Step::Demote(key) | Step::Dismiss(key) | Step::Fail(key, _)) = step;
             let Some(service) = services.get(&key.0) else { continue };
             match step {
                 Step::Grant(_) => service.granted(key.1),
                 Step::Fail(_, why) => service.not_granted(key.1, why),
-                Step::Demote(_) => {
-                    if !service.demote(key.1) {
+                Step::Demote(_) | Step::Dismiss(_) => {
+                    let goes = match step {
+                        Step::Dismiss(_) => service.dismiss(key.1),
+                        _ => service.demote(key.1),
+                    };
+                    if !goes {
                         self.stays(key);
                     }
                 }

@@ -28,7 +28,7 @@ pub struct Idle {
     pub rate: f64,
     /// How much is free once it has gone one stage down.
     pub frees: u64,
-    /// One stage down is its end.
+    /// It sleeps, or cannot: one instance less there is only by its end.
     pub ends: bool,
     pub since: Instant,
 }
@@ -39,6 +39,8 @@ pub enum Step {
     Grant(Key),
     /// It is to go one stage down.
     Demote(Key),
+    /// There is to be one instance less: it ends if it sleeps, and else sleeps before.
+    Dismiss(Key),
     /// It cannot have room, and why.
     Fail(Key, String),
 }
@@ -217,7 +219,7 @@ impl MemoryLedger {
             look.idle.iter().filter(|one| self.shares.tenant_of(one.key.0) == Some(tenant)).collect();
         own.sort_by(|a, b| a.value().total_cmp(&b.value()).then(a.since.cmp(&b.since)));
         for one in &own {
-            if missing.bytes > 0 && one.frees > 0 && self.leaves(None, one, &mut look.steps) {
+            if missing.bytes > 0 && one.frees > 0 && self.leaves(None, one, Step::Demote, &mut look.steps) {
                 missing.bytes = missing.bytes.saturating_sub(one.frees);
             }
         }
@@ -229,7 +231,8 @@ impl MemoryLedger {
         own.sort_by(|a, b| b.ends.cmp(&a.ends).then(a.rate.total_cmp(&b.rate)).then(a.since.cmp(&b.since)));
         for one in &own {
             let is_ending = self.held(one.key).is_some_and(|held| held.ending);
-            if (is_ending || missing.instances > 0) && self.leaves(None, one, &mut look.steps) {
+            let wanted = is_ending || missing.instances > 0;
+            if wanted && self.leaves(None, one, Step::Dismiss, &mut look.steps) {
                 missing.instances -= usize::from(!is_ending);
                 self.held(one.key).into_iter().for_each(|held| held.ending = true);
             }
@@ -264,7 +267,7 @@ impl MemoryLedger {
             if missing == 0 {
                 break;
             }
-            if self.leaves(Some(gpu), one, &mut look.steps) {
+            if self.leaves(Some(gpu), one, Step::Demote, &mut look.steps) {
                 missing = missing.saturating_sub(one.frees);
                 found = true;
             }
@@ -272,13 +275,19 @@ impl MemoryLedger {
         found
     }
 
-    /// Has an instance go one stage down, if it is of this GPU and not on its way.
-    fn leaves(&mut self, gpu: Option<&str>, one: &Idle, steps: &mut Vec<Step>) -> bool {
+    /// Has an instance go by such a step, if it is of this GPU and not on its way.
+    fn leaves(
+        &mut self,
+        gpu: Option<&str>,
+        one: &Idle,
+        step: fn(Key) -> Step,
+        steps: &mut Vec<Step>,
+    ) -> bool {
         let gpus = self.gpus.iter_mut().filter(|(name, _)| gpu.is_none_or(|gpu| gpu == *name));
         let held = gpus.map(|(_, gpu)| gpu).find_map(|gpu| gpu.held.get_mut(&one.key));
         let Some(held) = held.filter(|held| held.leaving.is_none()) else { return false };
         held.leaving = Some(one.frees);
-        steps.push(Step::Demote(one.key));
+        steps.push(step(one.key));
         true
     }
 }

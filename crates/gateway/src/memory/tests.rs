@@ -225,7 +225,7 @@ fn of_instances_those_that_sleep_go_first_and_those_that_wake_need_none() {
     assert!(scenario.ledger.why((1, 2), None).unwrap().contains("have 2 instances, and may have 2"));
     scenario.ledger.hold(GPU, (2, 1), 0);
     let idle = [(1, 1.0, 5), (2, 2.0, 0)];
-    assert_eq!(scenario.step(&idle), [Step::Demote((2, 1))]);
+    assert_eq!(scenario.step(&idle), [Step::Dismiss((2, 1))]);
     assert_eq!(scenario.step(&idle), [], "it is on its way");
     scenario.ledger.gone((2, 1));
     assert_eq!(scenario.step(&idle[..1]), [Step::Grant((1, 2))]);
@@ -240,14 +240,14 @@ fn one_instance_goes_for_another_even_if_it_has_to_sleep_first() {
     scenario.ledger.hold(GPU, (2, 1), 5);
     scenario.ledger.claim(GPU, (1, 2), 5);
     let idle = [(1, 1.0, 5), (2, 2.0, 5)];
-    assert_eq!(scenario.step(&idle), [Step::Demote((1, 1))]);
+    assert_eq!(scenario.step(&idle), [Step::Dismiss((1, 1))]);
     // It sleeps, and nobody knows yet that it is idle again.
     scenario.ledger.hold(GPU, (1, 1), 0);
     assert_eq!(scenario.step(&idle[1..]), []);
-    assert_eq!(scenario.step(&[(1, 1.0, 0), (2, 2.0, 5)]), [Step::Demote((1, 1))]);
+    assert_eq!(scenario.step(&[(1, 1.0, 0), (2, 2.0, 5)]), [Step::Dismiss((1, 1))]);
     // It was asked for meanwhile: another one goes.
     scenario.ledger.stays((1, 1));
-    assert_eq!(scenario.step(&idle[1..]), [Step::Demote((2, 1))]);
+    assert_eq!(scenario.step(&idle[1..]), [Step::Dismiss((2, 1))]);
     scenario.ledger.hold(GPU, (2, 1), 0);
     // Nobody needs the place any more, and it stays.
     scenario.ledger.withdraw((1, 2));

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use rekindle_protocol::daemon::Level;
 use serde::Serialize;
 
 use crate::plan::Source;
@@ -13,6 +14,7 @@ pub enum Stage {
     Waiting,
     Starting,
     Running,
+    /// Also of one that sleeps, and goes on to a lower level.
     FallingAsleep,
     Asleep,
     Waking,
@@ -43,6 +45,14 @@ pub struct Instance {
     /// When it was last given or done with something.
     pub since: Instant,
     pub cannot_sleep: bool,
+    /// Where its GPU memory is while it sleeps.
+    pub level: Option<Level>,
+    /// Where it is about to be.
+    pub goes_to: Option<Level>,
+    /// It could not go to a lower level: it tries no more before that.
+    pub stays_until: Option<Instant>,
+    /// It is not to go there after all.
+    pub is_called_off: bool,
     pub has_served: bool,
     /// What it is made of.
     pub source: Source,
@@ -60,6 +70,10 @@ impl Instance {
             in_flight: 0,
             since: now,
             cannot_sleep: false,
+            level: None,
+            goes_to: None,
+            stays_until: None,
+            is_called_off: false,
             has_served: false,
             source,
             wants_to_wake: false,
@@ -76,6 +90,11 @@ impl Instance {
         let is_awake =
             matches!(self.stage, Stage::Starting | Stage::Waiting | Stage::Running | Stage::Waking);
         self.is_active() && (is_awake || self.wants_to_wake)
+    }
+
+    /// It sleeps, and goes on to a lower level.
+    pub fn goes_down(&self) -> bool {
+        self.stage == Stage::FallingAsleep && self.level.is_some()
     }
 
     pub fn waits_for_memory(&self) -> bool {

@@ -4,7 +4,12 @@
 //!  arrive ─▶ queue ─▶ Send ─▶ done   Claim ─▶ waiting ─▶ Start ─▶ starting ─▶ running ◀── waking ◀─┐ Claim, Wake
 //!               └─▶ Refuse                                             Sleep │                        │
 //!                                                                            └─▶ falling asleep ─▶ asleep ─▶ End ─▶ ending
+//!                                                                                      ▲             │
+//!                                                                                      └─── Sleep ◀──┘ at the next level
 //! ```
+//!
+//! What sleeps goes down [level](SleepStage) by level. A request that comes meanwhile calls that off, and the instance is woken
+//! once it is at rest again.
 //!
 //! An instance is started, and woken, once it was granted the GPU memory that it claims; it is for somebody else to know who
 //! has how much ([`crate::memory`]), and to [demote](Policy::demote) one that others need the memory of.
@@ -24,6 +29,8 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use rekindle_protocol::daemon::Level;
+use rekindle_protocol::service::SleepStage;
 use serde::Serialize;
 
 use crate::plan::{Plan, Source};
@@ -39,6 +46,8 @@ pub use room::IdleInstance;
 /// How long the next instance waits after one that came to nothing; twice as long after each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long one that could not go to a lower level waits before it tries again.
+const STAYS: Duration = Duration::from_secs(30);
 
 /// What is to be done. Instances are known by numbers that no two have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +68,13 @@ pub enum Action {
         source: Source,
         limit: Duration,
     },
+    /// Whether it runs or sleeps at a higher level: [`Policy::slept`] is to follow.
     Sleep {
+        instance: u32,
+        level: Level,
+    },
+    /// An instance that goes to a lower level is wanted: it need not.
+    CallOff {
         instance: u32,
     },
     Wake {
@@ -229,14 +244,24 @@ impl Policy {
         self.settle(now);
     }
 
-    /// An instance has fallen asleep, or cannot.
+    /// An instance has fallen asleep, or has gone to a lower level, or cannot.
     pub fn slept(&mut self, number: u32, slept: bool, now: Instant) {
-        let stage = if slept { Stage::Asleep } else { Stage::Running };
         if let Some(instance) = self.instances.get_mut(&number).filter(|found| found.stage != Stage::Ending) {
-            instance.cannot_sleep |= !slept;
-            // One that stays awake has been idle all the while.
-            let since = if slept { now } else { instance.since };
-            (instance.stage, instance.since) = (stage, since);
+            let goes_to = instance.goes_to.take();
+            let was_called_off = std::mem::take(&mut instance.is_called_off);
+            match (slept, instance.level) {
+                (true, _) => {
+                    (instance.stage, instance.since) = (Stage::Asleep, now);
+                    (instance.level, instance.stays_until) = (goes_to, None);
+                }
+                // It sleeps on where it was.
+                (false, Some(_)) => {
+                    instance.stage = Stage::Asleep;
+                    instance.stays_until = (!was_called_off).then(|| now + STAYS);
+                }
+                // One that stays awake has been idle all the while.
+                (false, None) => (instance.stage, instance.cannot_sleep) = (Stage::Running, true),
+            }
         }
         self.settle(now);
     }
@@ -244,7 +269,10 @@ impl Policy {
     /// The GPU half of an instance is awake, or could not be woken, and the instance is of no use any more.
     pub fn woke(&mut self, number: u32, woke: Result<(), String>, now: Instant) {
         match woke {
-            Ok(()) => self.enter(number, Stage::Running, now),
+            Ok(()) => {
+                self.enter(number, Stage::Running, now);
+                self.instances.entry(number).and_modify(|instance| instance.level = None);
+            }
             Err(why) => {
                 self.came_to_nothing(why, now);
                 self.end(number);
@@ -297,10 +325,14 @@ impl Policy {
 
     /// When something is to be done next if nothing happens.
     pub fn next_tick(&self, now: Instant) -> Option<Instant> {
-        let (idle, end) = (self.plan.idle(), self.plan.idle_end());
+        let idle = self.plan.idle();
         let instances = self.instances.values().flat_map(|instance| {
             let since = instance.since;
-            [since + idle, since + end, since + idle + end]
+            let stages = self.plan.sleeps_on(instance.level.unwrap_or(Level::Gpu), instance.source.level);
+            let (next, end) = (stages.first().map_or(Duration::ZERO, SleepStage::time), total(&stages));
+            [since + idle, since + next, since + end, since + idle + end]
+                .into_iter()
+                .chain(instance.stays_until)
         });
         let rollout = self.rollout_deadline();
         let all = self.queue.deadlines().chain(self.not_before).chain(rollout).chain(instances);
@@ -340,13 +372,13 @@ impl Policy {
     pub fn adopt(
         &mut self,
         slot: u32,
-        is_asleep: bool,
+        asleep: Option<Level>,
         (source, is_current): (&Source, bool),
         now: Instant,
     ) -> u32 {
-        let stage = if is_asleep { Stage::Asleep } else { Stage::Running };
+        let stage = if asleep.is_some() { Stage::Asleep } else { Stage::Running };
         let instance = Instance::new(stage, slot, self.generation, source.clone(), now);
-        self.add(Instance { retiring: !is_current, ..instance })
+        self.add(Instance { retiring: !is_current, level: asleep, ..instance })
     }
 
     pub fn plan(&self) -> &Plan {
@@ -381,6 +413,11 @@ impl Policy {
     /// What an instance is made of, and its stage.
     pub fn instance(&self, number: u32) -> Option<(&Source, Stage)> {
         self.instances.get(&number).map(|instance| (&instance.source, instance.stage))
+    }
+
+    /// Where the GPU memory of an instance is, if it sleeps.
+    pub fn level(&self, number: u32) -> Option<Level> {
+        self.instances.get(&number).and_then(|instance| instance.level)
     }
 
     /// Number, seat, stage and requests of each instance.
@@ -439,4 +476,9 @@ impl Policy {
         self.is_hopeless = false;
         self.problem = Some(why);
     }
+}
+
+/// How long an instance sleeps at these.
+fn total(stages: &[SleepStage]) -> Duration {
+    stages.iter().map(SleepStage::time).sum()
 }

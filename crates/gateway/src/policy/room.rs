@@ -16,7 +16,7 @@ pub struct IdleInstance {
     /// It keeps its memory on the GPU when it goes down, and gives back its context alone: so many bytes.
     pub keeps_memory: bool,
     pub context: u64,
-    /// It ends when it goes down.
+    /// It sleeps, or cannot: nothing but its end makes room for another instance.
     pub ends: bool,
     pub since: Instant,
 }
@@ -87,7 +87,7 @@ impl Policy {
         idle.map(|(number, one)| IdleInstance {
             instance: *number,
             rate,
-            keeps_memory: one.stage == Stage::Running && !one.cannot_sleep && one.source.level == Level::Gpu,
+            keeps_memory: one.stage == Stage::Running && self.next_level(one, now) == Some(Level::Gpu),
             context: one.source.need.context,
             ends: one.stage == Stage::Asleep || one.cannot_sleep,
             since: one.since,
@@ -95,23 +95,51 @@ impl Policy {
         .collect()
     }
 
+    /// Where one sleeps that goes down for others; none if that is its end.
+    fn next_level(&self, instance: &Instance, now: Instant) -> Option<Level> {
+        let next = match instance.stage {
+            Stage::Asleep if instance.stays_until.is_some_and(|until| until > now) => None,
+            Stage::Asleep => self.stages_left(instance).get(1).copied(),
+            _ if instance.cannot_sleep => None,
+            // At level `gpu` it would keep what is needed.
+            _ => {
+                let stages = self.plan.sleeps(instance.source.level);
+                stages.iter().find(|stage| stage.level != Level::Gpu).or(stages.first()).copied()
+            }
+        };
+        next.map(|stage| stage.level)
+    }
+
     /// Others need the memory of an instance: it goes one stage down. False if it has something to do by now.
     pub fn demote(&mut self, number: u32, now: Instant) -> bool {
-        let is_idle = self.idle(now).iter().any(|idle| idle.instance == number);
-        match self.instances.get(&number) {
-            Some(one) if is_idle && one.stage == Stage::Running && !one.cannot_sleep => {
-                self.fall_asleep(number)
-            }
-            Some(_) if is_idle => self.end(number),
-            _ => return false,
+        let next = self.instances.get(&number).and_then(|one| self.next_level(one, now));
+        self.go_down(number, next, now)
+    }
+
+    /// Another instance is to have its place: it ends, or sleeps before, as [`Policy::demote`].
+    pub fn dismiss(&mut self, number: u32, now: Instant) -> bool {
+        let awake = self.instances.get(&number).filter(|one| one.stage == Stage::Running);
+        let next = awake.and_then(|one| self.next_level(one, now));
+        self.go_down(number, next, now)
+    }
+
+    fn go_down(&mut self, number: u32, to: Option<Level>, now: Instant) -> bool {
+        if !self.idle(now).iter().any(|idle| idle.instance == number) {
+            return false;
+        }
+        match to {
+            Some(level) => self.fall_asleep(number, level),
+            None => self.end(number),
         }
         self.settle(now);
         true
     }
 
-    pub(super) fn fall_asleep(&mut self, number: u32) {
-        self.instances.entry(number).and_modify(|one| one.stage = Stage::FallingAsleep);
-        self.actions.push(Action::Sleep { instance: number });
+    pub(super) fn fall_asleep(&mut self, number: u32, level: Level) {
+        self.instances.entry(number).and_modify(|one| {
+            (one.stage, one.goes_to) = (Stage::FallingAsleep, Some(level));
+        });
+        self.actions.push(Action::Sleep { instance: number, level });
     }
 
     pub(super) fn claim_to_wake(&mut self, number: u32) {

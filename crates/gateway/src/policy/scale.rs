@@ -1,9 +1,9 @@
 //! Who is sent what, and how many instances there are for it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::instance::Instance;
-use super::{Action, Policy, Refusal, Stage};
+use super::{Action, Policy, Refusal, SleepStage, Stage, total};
 
 impl Policy {
     /// Does all that is due.
@@ -14,6 +14,7 @@ impl Policy {
         self.send(now);
         self.refuse_without_hope(now);
         self.grow(now);
+        self.call_off();
         self.retire();
         self.withdraw_surplus();
         self.shrink(now);
@@ -104,6 +105,21 @@ impl Policy {
         }
     }
 
+    /// More wait than those that are coming can take: who goes to a lower level is wanted.
+    fn call_off(&mut self) {
+        if !self.is_crowded(0) && !self.is_short(0) {
+            return;
+        }
+        let goes_down = |number: &u32| {
+            self.instances.get(number).is_some_and(|one| one.goes_down() && !one.is_called_off)
+        };
+        let all: Vec<u32> = self.active().filter(goes_down).collect();
+        for number in all {
+            self.instances.entry(number).and_modify(|one| one.is_called_off = true);
+            self.actions.push(Action::CallOff { instance: number });
+        }
+    }
+
     /// Whether more wait than those that are coming can take, without so many of them.
     fn is_crowded(&self, without: usize) -> bool {
         let coming = self.count(Instance::is_coming).saturating_sub(without);
@@ -164,7 +180,7 @@ impl Policy {
     }
 
     fn shrink(&mut self, now: Instant) {
-        let (idle, end) = (self.plan.idle(), self.plan.idle_end());
+        let idle = self.plan.idle();
         let resting =
             self.instances.iter().filter(|(number, one)| one.in_flight == 0 && !self.is_candidate(**number));
         let resting: Vec<u32> = resting.map(|(number, _)| *number).collect();
@@ -174,14 +190,35 @@ impl Policy {
             let may_go = self.queue.len() == 0 && self.count(Instance::is_awake) > self.plan.min as usize;
             match instance.stage {
                 Stage::Running | Stage::Asleep | Stage::Waiting if instance.retiring => self.end(number),
-                Stage::Asleep if rested >= end && !instance.wants_to_wake => self.end(number),
-                Stage::Running if may_go && instance.cannot_sleep && rested >= idle + end => self.end(number),
-                Stage::Running if may_go && !instance.cannot_sleep && rested >= idle => {
-                    self.fall_asleep(number);
+                Stage::Asleep if !instance.wants_to_wake => self.sleep_on(number, &instance, rested, now),
+                Stage::Running if may_go && rested >= idle => {
+                    let stages = self.plan.sleeps(instance.source.level);
+                    match stages.first() {
+                        Some(first) if !instance.cannot_sleep => self.fall_asleep(number, first.level),
+                        _ if rested >= idle + total(&stages) => self.end(number),
+                        _ => {}
+                    }
                 }
                 _ => {}
             }
         }
+    }
+
+    /// Takes one that sleeps on, once it has slept at its level for long enough.
+    fn sleep_on(&mut self, number: u32, instance: &Instance, rested: Duration, now: Instant) {
+        let stages = self.stages_left(instance);
+        let may_go_down = instance.stays_until.is_none_or(|until| until <= now);
+        match stages[..] {
+            _ if rested >= total(&stages) => self.end(number),
+            [here, next, ..] if may_go_down && rested >= here.time() => self.fall_asleep(number, next.level),
+            _ => {}
+        }
+    }
+
+    /// What is left of its stages to one that sleeps.
+    pub(super) fn stages_left(&self, instance: &Instance) -> Vec<SleepStage> {
+        let only = instance.source.level;
+        self.plan.sleeps_on(instance.level.unwrap_or(only), only)
     }
 
     pub(super) fn stage(&self, number: u32) -> Option<Stage> {

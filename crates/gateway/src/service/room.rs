@@ -21,7 +21,7 @@ impl Service {
             // Its GPU was full when it was to be woken.
             Some((_, Stage::Waking)) => self.perform(Action::Wake { instance: number }),
             Some((source, Stage::Asleep)) => {
-                self.memory.hold(self.key(number), &source.need.gpu, resting(&source));
+                self.memory.hold(self.key(number), &source.need.gpu, resting(&source, self.level(number)));
             }
             Some(_) => {}
             None => self.memory.gone(self.key(number)),
@@ -41,6 +41,13 @@ impl Service {
     pub(crate) fn demote(self: &Arc<Self>, number: u32) -> bool {
         let mut goes = false;
         self.act(|policy, now| goes = policy.demote(number, now));
+        goes
+    }
+
+    /// As [`Service::demote`], for there to be one instance less.
+    pub(crate) fn dismiss(self: &Arc<Self>, number: u32) -> bool {
+        let mut goes = false;
+        self.act(|policy, now| goes = policy.dismiss(number, now));
         goes
     }
 
@@ -76,10 +83,10 @@ impl Service {
     }
 }
 
-/// What an instance has of its GPU while it sleeps.
-pub(super) fn resting(source: &Source) -> Holding {
-    match source.level {
-        Level::Gpu => Holding { own: source.need.program, data: source.need.data.clone() },
+/// What an instance has of its GPU while it sleeps at a level.
+pub(super) fn resting(source: &Source, level: Option<Level>) -> Holding {
+    match level {
+        Some(Level::Gpu) => Holding { own: source.need.program, data: source.need.data.clone() },
         _ => Holding::default(),
     }
 }

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rekindle_gateway::{Failure, Gateway, Holding, Instance, Maker, Plan, Service, Source, TcpSocket};
+use rekindle_protocol::daemon::Level;
 use rekindle_protocol::data::{Problem, ProblemKind};
 
 /// A program that listens on a port of this machine's.
@@ -14,9 +15,11 @@ struct Program {
 }
 
 impl Instance for Program {
-    fn sleep(&self) -> Result<(), String> {
+    fn sleep(&self, _: Level) -> Result<(), String> {
         Err("it has no GPU".to_string())
     }
+
+    fn call_off(&self) {}
 
     fn wake(&self) -> Result<(), Failure> {
         Ok(())
@@ -89,7 +92,7 @@ impl Web {
 }
 
 pub fn plan() -> Plan {
-    Plan { min: 0, max: 1, concurrency: 2, idle_ms: 60_000, idle_end_ms: 0, queue: 9, timeout_ms: 60_000 }
+    Plan { min: 0, max: 1, concurrency: 2, idle_ms: 60_000, queue: 9, timeout_ms: 60_000, ..Plan::default() }
 }
 
 /// A head of HTTP/1.1, if one comes.

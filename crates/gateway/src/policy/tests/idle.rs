@@ -60,9 +60,9 @@ fn those_of_an_earlier_daemon_go_on_and_those_of_another_image_end() {
     let mut scenario = Scenario::of(plan());
     let now = scenario.now;
     let one = source("one");
-    let mut adopt =
-        |slot, is_asleep, is_current| scenario.policy.adopt(slot, is_asleep, (&one, is_current), now);
-    assert_eq!([adopt(1, false, true), adopt(3, true, true), adopt(4, false, false)], [1, 2, 3]);
+    let mut adopt = |slot, asleep, is_current| scenario.policy.adopt(slot, asleep, (&one, is_current), now);
+    let asleep = Some(Level::Host);
+    assert_eq!([adopt(1, None, true), adopt(3, asleep, true), adopt(4, None, false)], [1, 2, 3]);
     assert_eq!(scenario.passes(SECOND).then(), ["end 3"]);
     scenario.ask(5);
     assert_eq!(scenario.then(), ["1 to 1", "2 to 1", "3 to 2", "wake 2", "4 to 2", "start 4 of one"]);

@@ -6,6 +6,7 @@ mod memory;
 mod random;
 mod requests;
 mod rollouts;
+mod stages;
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ fn plan() -> Plan {
         concurrency: 2,
         idle_ms: 10_000,
         idle_end_ms: 100_000,
+        stages: Vec::new(),
         queue: 4,
         timeout_ms: 60_000,
     }
@@ -109,7 +111,9 @@ impl Scenario {
             Action::Claim { instance, .. } => format!("claim {instance}"),
             Action::Withdraw { instance } => format!("withdraw {instance}"),
             Action::Start { instance, source, .. } => format!("start {instance} of {}", source.image),
-            Action::Sleep { instance } => format!("sleep {instance}"),
+            Action::Sleep { instance, level: Level::Host } => format!("sleep {instance}"),
+            Action::Sleep { instance, level } => format!("sleep {instance} at {level:?}"),
+            Action::CallOff { instance } => format!("call off {instance}"),
             Action::Wake { instance } => format!("wake {instance}"),
             Action::End { instance } => format!("end {instance}"),
             Action::Send { request, instance } => format!("{request} to {instance}"),

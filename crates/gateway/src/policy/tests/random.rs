@@ -18,14 +18,15 @@ enum Step {
     Grant(usize),
     /// The n-th that is started finds its GPU full.
     Full(usize),
-    /// Others need the memory of the n-th that nobody needs.
+    /// Others need the memory of the n-th that nobody needs, or its place.
     Demote(usize),
+    Dismiss(usize),
     Ended(usize),
     Unreachable(usize),
     Faulted(usize),
     Pass(u64),
     RollOut,
-    Replan(u32, u32),
+    Replan(u32, u32, usize),
     Drain,
 }
 
@@ -38,13 +39,14 @@ fn step() -> impl Strategy<Value = Step> {
         8 => any::<usize>().prop_map(Step::Grant),
         1 => any::<usize>().prop_map(Step::Full),
         1 => any::<usize>().prop_map(Step::Demote),
+        1 => any::<usize>().prop_map(Step::Dismiss),
         6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, well)| Step::Over(which, well)),
         1 => any::<usize>().prop_map(Step::Ended),
         1 => any::<usize>().prop_map(Step::Unreachable),
         1 => any::<usize>().prop_map(Step::Faulted),
         4 => (1..40_000u64).prop_map(Step::Pass),
         1 => Just(Step::RollOut),
-        1 => (0..3u32, 1..5u32).prop_map(|(min, max)| Step::Replan(min, max)),
+        1 => (0..3u32, 1..5u32, 0..4usize).prop_map(|(min, max, stages)| Step::Replan(min, max, stages)),
         1 => Just(Step::Drain),
     ]
 }
@@ -59,8 +61,10 @@ struct PolicyModel {
     busy: BTreeMap<u32, &'static str>,
     /// Those that claim GPU memory.
     claims: BTreeSet<u32>,
-    /// Instances that listen, and whether they sleep.
-    there: BTreeMap<u32, bool>,
+    /// Instances that listen, and where they sleep if they do.
+    there: BTreeMap<u32, Option<Level>>,
+    /// Where those go that fall asleep.
+    goes_to: BTreeMap<u32, Level>,
     rollouts: u32,
     max: u32,
 }
@@ -80,13 +84,19 @@ impl PolicyModel {
                     prop_assert!(!self.there.contains_key(&instance), "{instance} is there");
                     prop_assert_eq!(self.busy.insert(instance, "start"), None);
                 }
-                Action::Sleep { instance } => {
-                    prop_assert_eq!(self.there.get(&instance), Some(&false));
+                Action::Sleep { instance, level } => {
+                    let from = self.there.get(&instance).copied();
+                    prop_assert!(from.is_some_and(|from| from < Some(level)), "from {from:?} to {level:?}");
+                    self.goes_to.insert(instance, level);
                     prop_assert!(!self.sent.contains(&instance), "it has requests");
                     prop_assert_eq!(self.busy.insert(instance, "sleep"), None);
                 }
+                Action::CallOff { instance } => {
+                    prop_assert_eq!(self.busy.get(&instance), Some(&"sleep"));
+                    prop_assert!(self.there.get(&instance).copied().flatten().is_some());
+                }
                 Action::Wake { instance } => {
-                    prop_assert_eq!(self.there.get(&instance), Some(&true));
+                    prop_assert!(self.there.get(&instance).copied().flatten().is_some());
                     prop_assert_eq!(self.busy.insert(instance, "wake"), None);
                 }
                 Action::End { instance } => {
@@ -124,16 +134,17 @@ impl PolicyModel {
     fn over(&mut self, policy: &mut Policy, number: u32, well: bool, now: Instant) {
         match (self.busy.remove(&number), well) {
             (Some("start"), true) => {
-                self.there.insert(number, false);
+                self.there.insert(number, None);
                 policy.ready(number, now);
             }
             (Some("start"), false) => policy.not_started(number, "failed".into(), now),
             (Some("sleep"), _) => {
-                self.there.insert(number, well);
+                let level = self.goes_to.remove(&number).filter(|_| well);
+                self.there.entry(number).and_modify(|from| *from = level.or(*from));
                 policy.slept(number, well, now);
             }
             (Some("wake"), _) => {
-                self.there.insert(number, false);
+                self.there.insert(number, None);
                 policy.woke(number, if well { Ok(()) } else { Err("failed".into()) }, now);
             }
             (Some("end"), _) => self.gone(policy, number, now),
@@ -208,6 +219,11 @@ proptest! {
                         prop_assert!(policy.demote(idle, now));
                     }
                 }
+                Step::Dismiss(which) => {
+                    if let Some(idle) = nth(policy.idle(now).iter().map(|idle| idle.instance), which) {
+                        prop_assert!(policy.dismiss(idle, now));
+                    }
+                }
                 Step::Ended(which) => {
                     if let Some(number) = nth(world.there.keys().copied(), which) {
                         world.gone(&mut policy, number, now);
@@ -228,9 +244,10 @@ proptest! {
                     policy.tick(now);
                 }
                 Step::RollOut => world.rollouts += u32::from(policy.roll_out(source("two"), plan(), now)),
-                Step::Replan(min, max) => {
+                Step::Replan(min, max, stages) => {
                     world.max = world.max.max(max);
-                    policy.replan(Plan { min: min.min(max), max, ..plan() }, now);
+                    let stages = stages::ALL[..stages].to_vec();
+                    policy.replan(Plan { min: min.min(max), max, stages, ..plan() }, now);
                 }
                 Step::Drain => policy.drain(now),
             }
