@@ -187,11 +187,11 @@ def test_a_browser_shows_a_service_with_its_instance_and_stages(page, tmp_path):
     page.rekindle("run", "-d", "--name", STRANGE, "--gpu", "emulated", "--", "sleep", "1000")
     page.rekindle("tag", "one", STRANGE)
     shown = Shown(page.browse(tmp_path, "--dump-dom"))
-    assert "web" in shown.texts["card"] and "1 asleep" in shown.texts["stages"], shown.texts
+    assert "web" in shown.texts["card"] and "1 asleep (host)" in shown.texts["stages"], shown.texts
     assert "1 served" in shown.texts["card"]
     assert shown.texts["lane-name"] == "web-1"
     (first, *_) = stages = [title.rsplit(" for ", 1)[0] for title in shown.titles if title.startswith("web-1: ")]
-    assert first == "web-1: waiting for memory" and "web-1: running" in stages and stages[-1] == "web-1: asleep"
+    assert first == "web-1: waiting for memory" and "web-1: running" in stages and stages[-1] == "web-1: asleep (host)"
     assert "emulated" in shown.texts["gpus"] and "free" in shown.texts["parts"]
     assert "live" in shown.texts["contact"]
     # Names are text.

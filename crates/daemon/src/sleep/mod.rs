@@ -10,6 +10,8 @@
 //! Of a program with several processes that use the GPU all halves sleep, or none: each worker says that it is ready, and waits
 //! for a byte of a pipe. The daemon writes all bytes at once; if it dies before, each reads the pipe's end and goes on.
 //!
+//! What sleeps can go on to a lower level ([`descend`]).
+//!
 //! The CPU half goes on running; only what needs the GPU waits. The worker's process stays as a keeper of the client's
 //! socket (and, at level `gpu`, of descriptors of the memory), so that a sleeping program outlives the daemon. The record
 //! says `asleep` from before the worker lets go until after the next one has taken over: [`crate::sleep::wake::settle`] tells
