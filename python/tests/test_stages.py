@@ -393,3 +393,12 @@ def test_instances_of_variants_fit_in_one_gpu_context(rekindle, deploy):
         (rekindle.root / f"{number}.go").touch()
     assert [call.get() for call in held] == [f"{rekindle.root}/{number}" for number in range(3)]
     assert counter.count.remote() > 10
+
+
+def test_a_function_goes_down_by_its_stages_and_goes_on_with_what_it_had(rekindle, deploy):
+    (counter,) = counters(deploy, "red", ", scaledown_window=0.1, sleep_stages={'gpu': 0.2, 'host': 3600}")
+    before = counter.count.remote()
+    sleeps = lambda: [(one["stage"], one["level"]) for one in deploy.service("red-Counter0")["instances"]]
+    rekindle.wait(lambda: sleeps() == [("asleep", "host")], "an instance that has gone down to memory of the host")
+    assert counter.count.remote() == before + 1
+    assert deploy.service("red-Counter0")["plan"]["stages"] == [{"level": "gpu", "ms": 200}, {"level": "host", "ms": 3_600_000}]
