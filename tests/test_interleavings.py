@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent / "interleavings/program.py"
 NAMES, IMAGES, GPUS = ("a", "b", "c"), ("x", "y"), ("emulated", "emulated:1")
 # The numbers of `read`, `recvfrom` and `recvmsg`.
 READS = ("0", "45", "47")
-SLEEP_REFUSED = ["sleeps already", "is awake$", "no process of .* uses a GPU"]
+SLEEP_REFUSED = ["sleeps already", "was wanted while it was to go down a level", "is awake$", "no process of .* uses a GPU"]
 MOVE_REFUSED = ["is migrating just now; try again", "cannot be migrated: (it runs on .* already|its GPU half sleeps|no process of it uses a GPU)"]
 
 
