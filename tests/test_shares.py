@@ -93,6 +93,24 @@ def test_an_image_keeps_the_share(rekindle):
         rekindle("restore", "-d", "part", "--sm-share", "25%", "--gpu", GPU)
 
 
+def test_a_gpu_that_cannot_be_divided_has_no_shares_and_all_else():
+    with Rekindle(f"{GPU},green=off") as rekindle:
+        run = ("run", "-d", "--share", "us", "--gpu", rekindle.gpu)
+        command = ("--", sys.executable, PROGRAM)
+        rekindle(*run, "--name", "plain", *command)
+        has(rekindle, plain=64)
+        for asks in (
+            lambda: rekindle(*run, "--name", "part", "--sm-share", "25%", *command),
+            lambda: rekindle("limits", "plain", "--sm-share", "25%"),
+        ):
+            with pytest.raises(CommandError, match="the multiprocessors of this GPU cannot be divided") as error:
+                asks()
+            assert "\n" not in error.value.message
+        assert [row["name"] for row in rekindle.sandboxes() if row["pid"]] == ["plain"]
+        assert rekindle.sandbox("plain")["limits"].get("sm_share") is None
+        has(rekindle, plain=64)
+
+
 def test_shares_that_change_all_the_time_change_no_results(rekindle):
     for name in ("a", "b"):
         start(rekindle, name, "--sm-share", "25%")

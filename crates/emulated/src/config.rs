@@ -24,6 +24,8 @@ pub struct Config {
     pub bandwidth: u64,
     /// Multiprocessors of each device; kernels see the number, speed does not depend on it.
     pub multiprocessors: u32,
+    /// Whether they can be divided, by green contexts: older drivers cannot.
+    pub green: bool,
     /// Host threads that one device's kernels run on; 0 is one a core.
     pub threads: u32,
     /// Where processes note what they have of the memory, so that all have it together, as of a real GPU; none: each
@@ -39,6 +41,7 @@ impl Default for Config {
             memory: 4 << 30,
             bandwidth: 0,
             multiprocessors: 16,
+            green: true,
             threads: 0,
             common: None,
         }
@@ -61,6 +64,7 @@ impl Config {
                 "memory" => config.memory = size(key, value, 64 << 20)?,
                 "bandwidth" => config.bandwidth = size(key, value, 0)?,
                 "multiprocessors" | "sms" => config.multiprocessors = count(key, value, 1, 1024)?,
+                "green" => config.green = switch(key, value)?,
                 "common" => config.common = Some(directory(key, value)?),
                 "threads" => config.threads = count(key, value, 0, 1024)?,
                 _ => return Err(Error::Key(key.to_owned())),
@@ -103,6 +107,18 @@ fn count(key: &str, value: &str, least: u32, most: u32) -> Result<u32, Error> {
     })
 }
 
+fn switch(key: &str, value: &str) -> Result<bool, Error> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(Error::Value {
+            key: key.to_owned(),
+            found: value.to_owned(),
+            expected: "on or off".to_owned(),
+        }),
+    }
+}
+
 fn directory(key: &str, value: &str) -> Result<PathBuf, Error> {
     let found = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
     found.ok_or_else(|| Error::Value {
@@ -137,7 +153,9 @@ mod tests {
 
     #[test]
     fn a_line_sets_what_it_names() {
-        let config = Config::parse("devices=2, memory=8G,bandwidth=12G,sms=4,threads=3,common=/tmp").unwrap();
+        let config =
+            Config::parse("devices=2, memory=8G,bandwidth=12G,sms=4,green=off,threads=3,common=/tmp")
+                .unwrap();
         assert_eq!(
             config,
             Config {
@@ -146,6 +164,7 @@ mod tests {
                 memory: 8 << 30,
                 bandwidth: 12 << 30,
                 multiprocessors: 4,
+                green: false,
                 threads: 3,
                 common: Some("/tmp".into())
             }
@@ -161,6 +180,7 @@ mod tests {
         assert!(Config::parse("memory=lots").unwrap_err().to_string().contains("`lots`"));
         assert!(Config::parse("colour=red").unwrap_err().to_string().contains("colour"));
         assert!(Config::parse("common=here").unwrap_err().to_string().contains("root"));
+        assert!(Config::parse("green=maybe").unwrap_err().to_string().contains("on or off"));
         assert!(Config::parse("memory").is_err());
         assert!(Config::parse("9").unwrap_err().to_string().contains("from 0 to 7"));
         assert!(Config::parse("memory=99999999999999999G").is_err());

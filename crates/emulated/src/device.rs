@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_UNSUPPORTED_LIMIT, CuResult};
+use rekindle_cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNSUPPORTED_LIMIT,
+    CuResult,
+};
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
     FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
@@ -43,6 +46,7 @@ pub(crate) struct EmulatedDevice {
     pub(crate) space: Arc<Space>,
     pub(crate) arrays: Arrays,
     budget: Arc<Budget>,
+    is_divisible: bool,
 }
 
 impl EmulatedDevice {
@@ -77,6 +81,7 @@ impl EmulatedDevice {
             space,
             arrays: Arrays::default(),
             budget,
+            is_divisible: config.green,
         })
     }
 
@@ -299,10 +304,13 @@ impl Device for EmulatedDevice {
     }
 
     fn units(&self) -> Option<Units> {
-        Some(parts::units(self.multiprocessors()))
+        self.is_divisible.then(|| parts::units(self.multiprocessors()))
     }
 
     fn part_create(&self, units: u64) -> Result<Part> {
+        if !self.is_divisible {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
         self.context.part_create(units)
     }
 
