@@ -343,8 +343,9 @@ def test_a_fault_of_one_function_leaves_the_others_of_its_app_served(rekindle, d
     assert [one.count.remote() for _ in range(3)] == [before + 1, before + 2, before + 3]
     after = contexts(rekindle)
     assert after["red-Counter0-1"] != held["red-Counter0-1"]
-    # Another instance has the place of the one that failed.
-    rekindle.wait(lambda: "red-Counter1-1" not in contexts(rekindle), "the end of the instance that failed")
+    # Another instance has the place of the one that failed, and its name if that was free by then.
+    is_there = lambda: contexts(rekindle).get("red-Counter1-1") == held["red-Counter1-1"]
+    rekindle.wait(lambda: not is_there(), "the end of the instance that failed")
     assert faulty.count.remote() > 10 and one.count.remote() == before + 4
 
 
