@@ -122,7 +122,7 @@ def services(app: App) -> dict[str, Any]:
 
 def is_image_of(row: dict[str, Any]) -> bool:
     """Whether the service's image was made for it. Earlier versions' images do not name the tenant."""
-    image, name = row["source"]["image"], row["name"]
+    image, name = str(row["source"]["image"]), row["name"]
     return image.startswith((f"{name}@", f"{row['tenant']}@{name}@"))
 
 
