@@ -85,7 +85,9 @@ impl Attempt<'_> {
         let Some(id) = self.made.get().filter(|_| self.request.leave_running) else { return };
         let image = self.daemon.store.image(self.request.to).ok();
         let Some(image) = image.filter(|image| image.manifest().id == *id) else { return };
-        let written = self.last_cut.and_then(|last| last.replace(stood_at, &image, self.copied_bytes()));
+        // The driver keeps GPU memory in the CPU half, where its chunks are not told apart.
+        let last_cut = self.last_cut.filter(|_| self.subject.mode == Mode::Sandbox);
+        let written = last_cut.and_then(|last| last.replace(stood_at, &image, self.copied_bytes()));
         written.into_iter().for_each(|written| self.timeline.note_written(written));
         if let Some(pre_copy) = pre_copy {
             self.keep_protected(pre_copy, &image);
