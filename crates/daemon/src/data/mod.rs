@@ -12,10 +12,9 @@
 
 mod lend;
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -32,6 +31,7 @@ use rekindle_protocol::frame::{self, FrameError, Limits};
 
 use crate::error::{Error, Result};
 use crate::host::paths::Paths;
+use crate::host::private_socket;
 
 pub use lend::Loan;
 
@@ -72,13 +72,7 @@ impl Data {
     /// Listens, and has a thread see to it that somebody answers. Names of arrays that are put here begin with `node`.
     pub fn open(paths: &Paths, program: PathBuf, limits: DataLimits, node: String) -> Result<Arc<Data>> {
         let socket = paths.data_socket();
-        let failed = |source| Error::io("listen on", &socket, source);
-        match std::fs::remove_file(&socket) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&socket).map_err(failed)?;
-        std::fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(failed)?;
+        let listener = private_socket::listen(&socket)?;
         let runs = Arc::new(AtomicBool::new(false));
         let log = paths.logs().join("memory.log");
         let node = (node, paths.elsewhere_socket());

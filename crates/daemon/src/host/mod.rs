@@ -12,6 +12,7 @@ pub mod lock;
 pub mod mounts;
 pub mod own_name;
 pub mod paths;
+pub mod private_socket;
 pub mod process;
 pub mod records;
 pub mod replace;

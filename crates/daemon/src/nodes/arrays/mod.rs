@@ -11,10 +11,7 @@
 mod fetch;
 mod give;
 
-use std::fs::Permissions;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +22,7 @@ use rekindle_protocol::peer;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::host::private_socket;
 use crate::peers::MESSAGE_LIMIT;
 
 pub use give::{drop_here, give};
@@ -36,14 +34,7 @@ const COPY_LIMIT: Duration = Duration::from_secs(60);
 
 /// Hears the memory daemon, which asks for what other nodes have.
 pub fn listen(daemon: &Arc<Daemon>) -> Result<()> {
-    let socket = daemon.paths.elsewhere_socket();
-    let failed = |source| Error::io("listen on", &socket, source);
-    match std::fs::remove_file(&socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&socket).map_err(failed)?;
-    std::fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(failed)?;
+    let listener = private_socket::listen(&daemon.paths.elsewhere_socket())?;
     let daemon = daemon.clone();
     let hear = move || {
         for stream in listener.incoming() {
