@@ -1,5 +1,6 @@
 """Training runs that are imaged every few seconds and whose GPU worker is killed once a minute, without `--mend`: they are brought
-back from their newest image. What each kill costs, and what is left of the run's rate."""
+back from their newest image. What each kill costs, and what is left of the run's rate. Faults do not know of images: the kills
+come in different parts of the interval between two, spread evenly over it."""
 
 import os
 import signal
@@ -10,7 +11,7 @@ from programs import python_program, wait_for
 from rekindle import Rekindle
 
 PROGRAMS = ["gpt2-train", "gpt2-large-train"]
-INTERVAL_S, FAULT_EVERY_S, FAULTS = 5, 60, 2
+INTERVAL_S, FAULT_EVERY_S, FAULTS = 5, 60, 3
 WARM, BASE = 6, 30
 
 
@@ -30,8 +31,15 @@ def with_faults(rekindle, name, program, file, step, digests):
     recovery = lambda: rekindle.sandbox(name)["recovery"]
     wait_for(lambda: recovery()["images"], 60, "an image")
     began, first = time.time(), rows(file)[-1][0]
-    # In the middle of their minutes, which is where the next image is about to be begun: the most is lost.
-    kills = [kill(rekindle, name, file, began + (number + 0.5) * FAULT_EVERY_S, step) for number in range(FAULTS)]
+    kills = []
+    for number in range(FAULTS):
+        time.sleep(max(0, began + (number + 0.5) * FAULT_EVERY_S - time.time()))
+        for is_wanted in (False, True):
+            is_imaged = lambda: rekindle.sandbox(name)["state"] == "checkpointing"
+            wait_for(lambda: is_imaged() == is_wanted, 2 * INTERVAL_S, "the next image to be begun")
+        into = (number + 0.5) / FAULTS * INTERVAL_S
+        time.sleep(into)
+        kills.append({"into_interval_s": into, **kill(rekindle, name, file, step)})
     time.sleep(max(0, began + FAULTS * FAULT_EVERY_S - time.time()))
     seen, took, row = rows(file), time.time() - began, rekindle.sandbox(name)
     rekindle("kill", name)
@@ -55,9 +63,8 @@ def repeated_otherwise(seen):
     return [i for i, _, digest in seen if digests.setdefault(i, digest) != digest]
 
 
-def kill(rekindle, name, file, at, step):
-    """Kills the worker then. Lost: from that until the run has come as far again, and one step farther, less that step."""
-    time.sleep(max(0, at - time.time()))
+def kill(rekindle, name, file, step):
+    """Kills the worker. Lost: from that until the run has come as far again, and one step farther, less that step."""
     (worker,) = rekindle.sandbox(name)["workers"]
     reached, before = rows(file)[-1][0], len(rows(file))
     killed = time.time()

@@ -81,8 +81,9 @@ fn attend(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
         if are_due.is_none() && due.is_none_or(|due| Instant::now() < due) {
             continue;
         }
-        take_or_tell(daemon, sandbox);
+        // From one beginning to the next; where an image takes longer, the next one follows at once.
         due = every.map(|every| Instant::now() + every);
+        take_or_tell(daemon, sandbox);
     }
 }
 

@@ -29,7 +29,7 @@ use crate::unfit;
 use crate::waiting::Waiting;
 use crate::wire::Channel;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct DumpSpec<'a> {
     pub criu: &'a Criu,
     /// Where the images and CRIU's log go; made if it is not there.

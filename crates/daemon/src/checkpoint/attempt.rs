@@ -12,10 +12,9 @@ use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Limits, Mode, Report};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
-use rekindle_protocol::tuning;
-use rekindle_protocol::worker::{Phase, Status, ask};
+use rekindle_protocol::worker::{Phase, Status};
 use rekindle_sandbox::pages::{Layout, PreCopy, Served};
-use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT, connected};
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT};
 use rekindle_store::Draft;
 
 use crate::checkpoint::CheckpointError;
@@ -33,17 +32,16 @@ use crate::sandboxes::last_cut::LastCut;
 use crate::sandboxes::last_image::{LastImage, Links, patience};
 use crate::sandboxes::standstill::Standstill;
 use crate::timeline::{CPU, GPU, PAGES, Timeline};
-use crate::workers::{Worker, WorkerError, gpu_half};
+use crate::workers::{Worker, WorkerError};
 
 use super::gather::Done;
 use super::scratch::Scratch;
 use super::{CheckpointRequest, Purpose};
 
-/// How long a program is waited for whose GPU always has something to do: longer than most steps of a training run.
-const MOMENT_LIMIT: Duration = Duration::from_millis(500);
-const ANSWER_SLACK: Duration = Duration::from_secs(2);
 /// For how long at most a program that goes on has the machine to itself before its image is written.
 const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
+/// Bytes a second that are written to an image, about.
+const WRITE_RATE: f64 = 5e9;
 /// CRIU counts in these.
 const PAGE: u64 = 4096;
 
@@ -179,21 +177,6 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// A program that goes on is stopped when its GPUs have nothing to do, if that is so soon: they would have to end that before
-    /// their memory is copied.
-    fn await_moment(&self) {
-        let [worker] = self.workers() else { return };
-        if !self.request.leave_running || tuning::is(tuning::MOMENT, "off") {
-            return;
-        }
-        let ask = ask::AwaitMoment { limit_ms: MOMENT_LIMIT.as_millis() as u64 };
-        let limit = Some(MOMENT_LIMIT + ANSWER_SLACK);
-        let asked = || worker.ask_within("wait until its GPU has nothing to do", ask, &[], limit);
-        if let Err(error) = self.timeline.lane(GPU).time("wait for a moment", asked) {
-            log::warn!("the program is stopped whatever its GPU has to do: {error}");
-        }
-    }
-
     /// Brings all processes that use the GPU to a stand. If one does not come to it, all go on.
     fn quiesce(&self) -> Result<Option<Standstill<'_>>> {
         let Gpu::Workers { sandbox, workers } = &self.gpu else { return Ok(None) };
@@ -205,18 +188,13 @@ impl<'a> Attempt<'a> {
         // All are on the same GPUs.
         let status = self.workers().first().map(|worker| worker.status()).transpose()?;
         let scratch = Scratch::make(self.daemon.paths.dumps().join(&self.subject.id))?;
-        self.release_driver();
-        self.write_ahead(&draft)?;
-        let pre_copy = self.copy_ahead(&scratch.path)?;
         let (pages, criu_end) = Pages::begin(&scratch.path)?;
         let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);
         spec.page_server = Some(criu_end.as_fd());
-        spec.ahead = pre_copy.is_some();
         spec.steps_told = log::log_enabled!(log::Level::Debug);
         let program = self.daemon.pool.program.clone().into_os_string();
         spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
-        let prepared = self.prepare(&mut spec);
-        self.copy_again(pre_copy.as_ref());
+        let (pre_copy, prepared) = self.get_ready(&draft, &scratch.path, &mut spec)?;
         self.await_moment();
         let stood_at = Instant::now();
         let mut standing = self.quiesce()?;
@@ -265,10 +243,15 @@ impl<'a> Attempt<'a> {
         // Nothing stays protected unless it is of use to the next image.
         let pre_copy = pre_copy.filter(|_| self.last_image.is_some() && patience().is_some());
         if self.request.leave_running {
-            self.let_catch_up(stopped);
             let (drained, taken) = std::thread::scope(|scope| {
-                let drained = scope.spawn(|| self.drain(&draft));
-                let taken = giving_way(BESIDE_A_PROGRAM, || self.take_cpu(&draft, &scratch.path));
+                let drained = scope.spawn(|| {
+                    self.let_catch_up(GPU, stopped, self.last_cut.and_then(LastCut::new_bytes));
+                    self.drain(&draft)
+                });
+                let taken = giving_way(BESIDE_A_PROGRAM, || {
+                    self.let_catch_up(PAGES, stopped, self.copied_bytes());
+                    self.take_cpu(&draft, &scratch.path)
+                });
                 (drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), taken)
             });
             drained.and(taken)?;
@@ -279,32 +262,14 @@ impl<'a> Attempt<'a> {
         Ok(AttemptReport { stopped_us: stopped.as_micros() as u64, gpu_processes })
     }
 
-    /// Whoever asked the program for something while it stood still is answered first: what writes the image would slow that
-    /// down.
-    fn let_catch_up(&self, stopped: Duration) {
+    /// Whoever asked the program for something while it stood still is answered first: what writes this half of the image would
+    /// slow that down. Where little is new, as far as is known, that is over soon.
+    fn let_catch_up(&self, half: &'static str, stopped: Duration, new_bytes: Option<u64>) {
         if matches!(self.request.purpose, Purpose::Image) {
-            self.timeline.time("catch up", || std::thread::sleep(stopped.min(CATCH_UP_LIMIT)));
+            let writing = new_bytes.map(|bytes| Duration::from_secs_f64(bytes as f64 / WRITE_RATE));
+            let pause = stopped.min(CATCH_UP_LIMIT).min(writing.unwrap_or(CATCH_UP_LIMIT));
+            self.timeline.lane(half).time("catch up", || std::thread::sleep(pause));
         }
-    }
-
-    /// Takes the driver's half out of the program while that runs. What cannot be taken so is when it stands still.
-    fn release_driver(&self) {
-        let processes: Vec<_> = self.subject.cpu.pids().into_iter().collect();
-        let release = |worker: &Arc<Worker>| gpu_half::release(worker, &processes, self.timeline);
-        if let Err(error) = gpu_half::each(self.workers(), release) {
-            log::warn!("the driver is detached while the program stands still: {error}");
-        }
-    }
-
-    /// Has CRIU made ready while the program runs, with the sockets outside of it that its clients are likely to name.
-    fn prepare(&self, spec: &mut DumpSpec<'_>) -> Prepared {
-        if matches!(self.gpu, Gpu::Driver) {
-            return Prepared::default();
-        }
-        let workers: Vec<_> = self.workers().iter().map(|worker| worker.pid()).collect();
-        let program: Vec<_> = self.subject.cpu.pids().into_values().collect();
-        spec.external_sockets = connected(&program, &workers).unwrap_or_default();
-        self.timeline.lane(CPU).time("prepare", || self.subject.cpu.prepare(spec))
     }
 
     /// A step is done after which it can still be given up.

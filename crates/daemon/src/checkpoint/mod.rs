@@ -15,6 +15,7 @@ mod error;
 pub mod framework;
 mod gather;
 mod pre_copy;
+mod ready;
 mod scratch;
 
 use std::sync::{Arc, Mutex, OnceLock};

@@ -25,50 +25,51 @@ const DIRECTORY: &str = "ahead";
 const COPIES: [&str; 2] = ["copy ahead", "copy again"];
 
 impl Attempt<'_> {
-    /// Copies what a program that is to go on has in memory; none where that is not wanted, or cannot be done.
-    pub(super) fn copy_ahead(&self, scratch: &Path) -> Result<Option<PreCopy>> {
+    /// Protects the memory of a program that is to go on, so that it can be copied; none where that is not wanted, or cannot be
+    /// done.
+    pub(super) fn protect(&self, scratch: &Path) -> Result<Option<PreCopy>> {
         // `off` has memory copied while programs stand still; `check` has what was copied before compared with what it is then.
         let wish = tuning::word(tuning::PRECOPY).unwrap_or_default();
         let Cpu::Sandbox(sandbox) = self.subject.cpu else { return Ok(None) };
         if wish == "off" || !self.request.leave_running || self.subject.mode != Mode::Sandbox {
             return Ok(None);
         }
-        self.reply.progress("copy ahead", 0, 0);
         let out = scratch.join(DIRECTORY);
         private_directory(&out, true)?;
-        let lane = self.timeline.lane(PAGES);
         let last = self.last_image.and_then(|last| last.take()).map(|ImageBaseline { baseline, links }| {
             let _ = self.last_links.set(links);
             baseline
         });
-        let pre_copy = match lane.time("protect", || PreCopy::begin(sandbox, &out, wish == "check", last)) {
-            Ok(pre_copy) if !pre_copy.is_empty() => pre_copy,
-            Ok(_) => return Ok(None),
+        let lane = self.timeline.lane(PAGES);
+        match lane.time("protect", || PreCopy::begin(sandbox, &out, wish == "check", last)) {
+            Ok(pre_copy) => Ok(Some(pre_copy).filter(|pre_copy| !pre_copy.is_empty())),
             Err(error) => {
                 log::info!("the program's memory is copied while it stands still: {error}");
-                return Ok(None);
+                Ok(None)
             }
-        };
+        }
+    }
+
+    /// Copies what is protected, for as long as it `goes_on`.
+    pub(super) fn copy_ahead(&self, pre_copy: &PreCopy, goes_on: &dyn Fn() -> bool) -> Result<()> {
+        self.reply.progress("copy ahead", 0, 0);
         self.step("ahead-begun")?;
-        let start_us = self.timeline.elapsed_us();
-        let bytes = std::thread::scope(|scope| {
-            scope.spawn(|| self.earlier_pages.get_or_init(|| self.read_earlier()));
-            pre_copy.copy(&|| self.reply.check_wanted().is_ok())
-        });
+        let (lane, start_us) = (self.timeline.lane(PAGES), self.timeline.elapsed_us());
+        let bytes = pre_copy.copy(&|| goes_on() && self.reply.check_wanted().is_ok());
         let [ahead, _] = COPIES;
         lane.note(ahead, start_us, self.timeline.elapsed_us() - start_us, bytes);
         if self.last_links.get().is_some() {
             lane.note("in the last image", self.timeline.elapsed_us(), 0, pre_copy.based_bytes());
         }
         let _ = self.copied_ahead.set(());
-        self.step("ahead-copied")?;
-        Ok(Some(pre_copy))
+        self.step("ahead-copied")
     }
 
     /// Opens what the program's memory may lie in already.
     pub(super) fn read_earlier(&self) -> EarlierPages {
         let restored = self.daemon.paths.pages().join(&self.subject.id);
-        EarlierPages::read(restored, self.last_links.get().map(Links::path))
+        let read = || EarlierPages::read(restored, self.last_links.get().map(Links::path));
+        self.timeline.lane(PAGES).time("earlier page files", read)
     }
 
     /// Copies what was written while CRIU made itself ready.
@@ -95,7 +96,7 @@ impl Attempt<'_> {
     }
 
     /// Bytes of memory that were copied ahead since they are not in the last image.
-    fn copied_bytes(&self) -> Option<u64> {
+    pub(super) fn copied_bytes(&self) -> Option<u64> {
         self.last_links.get()?;
         let copied = |phase: &Phase| phase.lane == PAGES && COPIES.contains(&&*phase.name);
         Some(self.timeline.phases().iter().filter(|phase| copied(phase)).map(|phase| phase.bytes).sum())

@@ -358,9 +358,14 @@ impl Sandbox {
 
     /// Ends a program that cannot go on, if it is brought back then.
     pub fn end_if_brought_back(&self) {
-        if self.record().recovery.is_some_and(|recovery| recovery.restarts()) {
+        if self.is_brought_back() {
             self.end_program();
         }
+    }
+
+    /// Whether its program runs again when it fails.
+    pub fn is_brought_back(&self) -> bool {
+        self.record().recovery.is_some_and(|recovery| recovery.restarts())
     }
 
     pub fn end_program(&self) {

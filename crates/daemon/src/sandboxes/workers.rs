@@ -257,8 +257,12 @@ impl Sandbox {
             {
                 return;
             }
+            // Who is brought back anyhow does not meet the loss.
+            let is_urgent = !worker.ended_well()
+                && !ending::is_dying(client)
+                && sandbox.upgrade().is_some_and(|sandbox| sandbox.is_brought_back());
             // It may be on its way out too.
-            let is_left = !ending::ends_soon(client, || !is_alive(client));
+            let is_left = is_urgent || !ending::ends_soon(client, || !is_alive(client));
             let Some(sandbox) = sandbox.upgrade() else { return };
             if is_left && sandbox.is_live() {
                 let how = worker.ended().unwrap_or_default();
