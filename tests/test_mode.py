@@ -86,3 +86,47 @@ def test_a_program_that_is_linked_statically_goes_to_driver_mode(tmp_path):
         rekindle("run", "-d", "--name", "static", "--mode", "auto", "--", program)
         sandbox = rekindle.sandbox("static")
         assert sandbox["mode"] == "driver" and "linked statically" in sandbox["mode_reason"]
+
+
+FUNCTION_OF_THE_DRIVER = """
+import ctypes, os
+import rekindle
+
+app = rekindle.App("driven")
+
+
+@app.cls(mode="driver", scaledown_window=0)
+class Counter:
+    @rekindle.enter()
+    def prepare(self):
+        self.driver = ctypes.CDLL(os.environ["REKINDLE_LIBCUDA"])
+        assert self.driver.cuInit(0) == 0
+        self.driver.standin_begin(0)
+        self.process = os.getpid()
+
+    @rekindle.method()
+    def process_of_the_image(self):
+        return self.process
+"""
+CALL = "import rekindle; print(rekindle.Cls.from_name('driven', 'Counter')().process_of_the_image.remote())"
+
+
+def test_a_function_whose_gpu_half_the_driver_takes_is_served_from_its_images():
+    directory, driver = standin.fresh(1 << 16)
+    with directory, Rekindle(**driver.environment) as rekindle:
+        app = rekindle.root / "driven.py"
+        app.write_text(FUNCTION_OF_THE_DRIVER)
+        rekindle("deploy", app, "--python", sys.executable)
+        (image,) = rekindle.json("images")["images"]
+        assert image["mode"] == "driver"
+        environment = rekindle.environment | {"REKINDLE_COMMAND": rekindle.command}
+        answers = set()
+        for _ in range(2):
+            answers.add(
+                subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+            )
+            # It cannot sleep, and so ends.
+            instances = lambda: rekindle.json("services")["services"][0]["instances"]
+            rekindle.wait(lambda: not instances(), "its instance to end")
+        assert len(answers) == 1
+        rekindle("unserve", "driven-Counter", "--now")

@@ -1,7 +1,8 @@
 """A function of the benchmark as a class of Rekindle's; which one, and how, the environment says.
 
 EDAS_FUNCTION names it. EDAS_DATA is `declared`: its object is declared data, which comes from the store when an instance wants it;
-or `image`: the object is on the GPU when the image is taken. EDAS_SHARE: with whom it shares contexts, if with anybody.
+or `image`: the object is on the GPU when the image is taken. EDAS_SHARE: with whom it shares contexts, if with anybody. EDAS_MODE:
+`driver` if the driver is to take the GPU half.
 """
 
 import json
@@ -17,6 +18,8 @@ NAME, GPU, WORK = os.environ["EDAS_FUNCTION"], os.environ["EDAS_GPU"], Path(os.e
 ROW = json.loads((WORK / f"{NAME}.json").read_text())
 IS_DECLARED = os.environ["EDAS_DATA"] == "declared"
 DATA = {"weights": rekindle.Data(ROW["url"], dtype="uint8", shape=ROW["bytes"])} if IS_DECLARED else {}
+# What the driver takes cannot sleep.
+REST = {"mode": mode} if (mode := os.environ["EDAS_MODE"]) else {"sleep_window": float(os.environ["EDAS_ASLEEP"])}
 
 app = rekindle.App(f"edas-{NAME}")
 
@@ -28,7 +31,7 @@ app = rekindle.App(f"edas-{NAME}")
     concurrency=1,
     max_containers=ROW["most"],
     scaledown_window=float(os.environ["EDAS_IDLE"]),
-    sleep_window=float(os.environ["EDAS_ASLEEP"]),
+    **REST,
     max_queue=10000,
     queue_timeout=120,
 )

@@ -191,3 +191,27 @@ def test_a_capsule_that_nobody_takes_lets_go_of_the_array(array):
     managed = dlpack.Managed.from_address(place)
     managed.deleter(ctypes.byref(managed))
     assert set(dlpack.held) == before
+
+
+def test_what_the_driver_takes_has_nothing_of_a_worker():
+    assert Limits.declared({"mode": "driver"}, "F").run_options() == ["--mode", "driver"]
+    assert (
+        "--idle-end" in (words := Limits.declared({"mode": "driver"}, "F", "app:a").serve_options()) and words[words.index("--idle-end") + 1] == "0ms"
+    )
+    for options, words in (
+        ({"mode": "sandbox"}, "mode is 'sandbox'; give 'driver' or None"),
+        ({"mode": "driver", "share": "one"}, "share is 'one', which there is not in mode driver"),
+        ({"mode": "driver", "base": "torch"}, "base is 'torch', which there is not in mode driver"),
+        ({"mode": "driver", "sleep_window": 5}, "sleep_window is 5, which there is not in mode driver"),
+        ({"mode": "driver", "link_weight": 5}, "link_weight is for instances that share GPU contexts; leave out mode"),
+    ):
+        with pytest.raises(rekindle.DeclarationError, match=words):
+            Limits.declared(options, "F")
+    app = rekindle.App("driven")
+    with pytest.raises(rekindle.DeclarationError, match="which there is not in mode driver; load weights in @enter"):
+
+        @app.cls(mode="driver", data={"weights": rekindle.Data("s3://bucket/key", dtype="int8", shape=1)})
+        class Held:
+            @rekindle.method()
+            def call(self):
+                return 1

@@ -81,6 +81,10 @@ class Declaration:
     def check(self) -> None:
         asgi = [name for name, mark in self.marks() if mark.is_asgi]
         name = self.service.name
+        if self.limits.mode and self.data:
+            raise DeclarationError(
+                f"{name}: declared data comes by Rekindle's worker, which there is not in mode {self.limits.mode}; load {', '.join(self.data)} in @enter"
+            )
         if len(asgi) > 1:
             raise DeclarationError(f"{name}: {' and '.join(asgi)} are ASGI applications; a service has one")
         if self.is_class and not asgi and not any(mark.is_method for _, mark in self.marks()):

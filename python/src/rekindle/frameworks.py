@@ -42,9 +42,10 @@ def base_for(app: App, declaration: Declaration, file: Path) -> str | None:
 
 
 def allows(declaration: Declaration) -> bool:
-    """Whether it can start from such an image: its program is Python's, has one GPU, and shares no context."""
+    """Whether it can start from such an image: its program is Python's, has one GPU, and a context of its own by a worker."""
     limits = declaration.limits
-    return limits.base is None and not limits.share and "," not in (limits.gpu or "") and not isinstance(declaration, Native)
+    is_apart = not limits.share and not limits.mode
+    return limits.base is None and is_apart and "," not in (limits.gpu or "") and not isinstance(declaration, Native)
 
 
 def imported(file: Path) -> dict[str, ModuleSpec]:

@@ -9,6 +9,7 @@ from typing import Any
 from rekindle import sharing
 from rekindle.errors import DeclarationError
 from rekindle.retries import NONE, Retries
+from rekindle.sharing import DRIVER
 
 # When what an instance allocates in a shared context gets memory.
 SHARE_MEMORY = ("eager", "lazy")
@@ -24,6 +25,8 @@ class Limits:
 
     # As `rekindle run --gpu`; none: the first NVIDIA GPU if there is one, else the emulated one.
     gpu: str | None = None
+    # `driver`: NVIDIA's driver takes the GPU half of its images; none: Rekindle's worker does.
+    mode: str | None = None
     # The name by which it shares GPU contexts; none: it has one of its own.
     share: str | None = None
     # What it has of those: by which weight bytes over the link, and how much of the multiprocessors in percent; none: no share.
@@ -95,6 +98,8 @@ class Limits:
                 raise DeclarationError(f"{name}: {option} is {value!r}; give a whole number from 1 to 100")
         if self.share_memory is not None and self.share_memory not in SHARE_MEMORY:
             raise DeclarationError(f"{name}: share_memory is {self.share_memory!r}; give {' or '.join(map(repr, SHARE_MEMORY))}")
+        if self.mode not in (None, DRIVER):
+            raise DeclarationError(f"{name}: mode is {self.mode!r}; give {DRIVER!r} or None")
         if self.min_containers > self.max_containers:
             raise DeclarationError(
                 f"{name}: min_containers is {self.min_containers} and max_containers {self.max_containers}; the first is the lesser"
@@ -118,7 +123,7 @@ class Limits:
     def run_options(self) -> list[str]:
         """As `rekindle run` takes them."""
         memory = ["--share-memory", self.share_memory] if self.share_memory else []
-        return ["--share", self.share, *memory] if self.share else []
+        return ["--share", self.share, *memory] if self.share else ["--mode", self.mode] if self.mode else []
 
     def serve_options(self) -> list[str]:
         """As `rekindle serve` takes them, but for the port."""

@@ -122,13 +122,14 @@ def wait(declaration: Declaration, sandbox: str, report: Path) -> dict[str, Any]
 
 
 def base_for(declaration: Declaration) -> str | None:
-    """The framework image to start from: the declared one, else the newest that fits. Their programs share no contexts."""
-    if declaration.limits.base is not None or declaration.limits.share or isinstance(declaration, Native):
-        return declaration.limits.base or None
+    """The framework image to start from: the declared one, else the newest that fits. Their programs share no contexts, and are in no driver's mode."""
+    limits = declaration.limits
+    if limits.base is not None or limits.share or limits.mode or isinstance(declaration, Native):
+        return limits.base or None
     rows = command.ask("images")["images"]
     for row in sorted((row for row in rows if row["problem"] is None), key=lambda row: row["created"], reverse=True):
         # One that a deployment has made is of the apps that it was made for.
-        if not frameworks.is_automatic(row["name"]) and is_made_ready(row["command"]) and fits(row["name"], declaration.limits.gpu):
+        if not frameworks.is_automatic(row["name"]) and is_made_ready(row["command"]) and fits(row["name"], limits.gpu):
             return str(row["name"])
     return None
 

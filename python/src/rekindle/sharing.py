@@ -9,6 +9,10 @@ from rekindle.errors import DeclarationError
 
 # In place of a name, for `rekindle`: with nobody.
 NOBODY = "none"
+# The mode in which a program's GPU context is NVIDIA's driver's, and nobody else's.
+DRIVER = "driver"
+# What needs Rekindle's worker, besides sharing.
+OF_WORKERS = ("base", "sleep_stages", "sleep_window")
 # What an instance has of the contexts that it shares.
 PARTS = ("link_weight", "sm_share", "share_memory", "variants")
 
@@ -33,6 +37,11 @@ def settled(options: Mapping[str, Any], name: str, default: str | None) -> dict[
         raise DeclarationError(
             f"{name}: sleep_stages is for instances that sleep, and those that share GPU contexts do not; leave out sleep_stages or share"
         )
+    if options.get("mode") == DRIVER:
+        for option in ("share", *OF_WORKERS):
+            if options.get(option):
+                raise DeclarationError(f"{name}: {option} is {options[option]!r}, which there is not in mode {DRIVER}; leave it out, or mode")
+        options = {**options, "sleep_window": 0.0}
     if said or said is None and default and not needing:
         # What does not sleep is there for as long as it keeps its GPU, unless more is said.
         window = {} if said or "sleep_window" in options else {"sleep_window": 0.0}
@@ -50,6 +59,8 @@ def needs_own(options: Mapping[str, Any]) -> str | None:
         return "sleep_window"
     if options.get("sleep_stages"):
         return "sleep_stages"
+    if options.get("mode"):
+        return "mode"
     return "base" if options.get("base") else None
 
 
