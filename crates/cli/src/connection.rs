@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rekindle_daemon::Paths;
+use rekindle_protocol::client::RUN_DIRECTORY;
 use rekindle_protocol::daemon::{Call, Event, EventNotice, LogLine, Request};
 use rekindle_protocol::frame::{self, FrameError};
 use serde_json::Value;
@@ -172,8 +173,13 @@ fn connect(paths: &Paths) -> Result<UnixStream> {
 }
 
 /// Starts a daemon and waits until it listens. Returns what it has to say if it doesn't: it closes its standard error
-/// when it is ready.
+/// when it is ready. A daemon in a sandbox would be of no use: it would end with that, and see no other one's processes.
 fn start(paths: &Paths) -> Result<String> {
+    if std::env::var_os(RUN_DIRECTORY).is_some() {
+        return Ok(
+            "none runs, and a program in a sandbox starts none; run a command outside of it".to_string()
+        );
+    }
     let program = beside("rekindled")?;
     let mut child = Command::new(&program)
         .arg("--background")

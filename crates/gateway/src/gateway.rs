@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::pending;
 use std::io;
 use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ipnet::IpNet;
@@ -12,7 +13,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
 use crate::access::Access;
-use crate::listener::{Listener, ListenerOptions, Security};
+use crate::listener::{Door, Listener, ListenerOptions, Security};
 use crate::maker::Maker;
 use crate::memory::{Memory, keep_looking};
 use crate::plan::{Plan, Source};
@@ -38,6 +39,8 @@ pub struct Gateway {
 struct Entry {
     service: Arc<Service>,
     listener: Option<Listener>,
+    /// For programs of this machine that reach no port.
+    socket: Option<Listener>,
     /// For who comes from now on.
     tls: Security,
     _tenant: Option<Membership>,
@@ -102,8 +105,13 @@ impl Gateway {
     }
 
     pub fn add(&self, service: &Arc<Service>, tenant: Option<Membership>) {
-        let entry =
-            Entry { service: service.clone(), listener: None, tls: Security::default(), _tenant: tenant };
+        let entry = Entry {
+            service: service.clone(),
+            listener: None,
+            socket: None,
+            tls: Security::default(),
+            _tenant: tenant,
+        };
         self.lock().insert(service.name.clone(), entry);
         service.act(|policy, now| policy.tick(now));
     }
@@ -111,6 +119,22 @@ impl Gateway {
     /// Has clients come to a service, in place of where they came before.
     pub fn listen(&self, service: &Arc<Service>, listener: TcpListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;
+        let listener = self.begin(service, Door::Port(listener))?;
+        let former = self.lock().get_mut(&service.name).and_then(|entry| entry.listener.replace(listener));
+        drop(former);
+        Ok(())
+    }
+
+    /// Has programs of this machine come to a service by this socket, beside its port.
+    pub fn listen_here(&self, service: &Arc<Service>, socket: UnixListener) -> io::Result<()> {
+        socket.set_nonblocking(true)?;
+        let listener = self.begin(service, Door::Socket(socket))?;
+        let former = self.lock().get_mut(&service.name).and_then(|entry| entry.socket.replace(listener));
+        drop(former);
+        Ok(())
+    }
+
+    fn begin(&self, service: &Arc<Service>, door: Door) -> io::Result<Listener> {
         let tls = self.lock().get(&service.name).map(|entry| entry.tls.clone()).unwrap_or_default();
         let needs = ListenerOptions {
             room: self.room.clone(),
@@ -118,10 +142,7 @@ impl Gateway {
             access: self.access.clone(),
             proxies: self.proxies.clone(),
         };
-        let listener = Listener::begin(self.runtime()?, listener, service.clone(), needs);
-        let former = self.lock().get_mut(&service.name).and_then(|entry| entry.listener.replace(listener));
-        drop(former);
-        Ok(())
+        Ok(Listener::begin(self.runtime()?, door, service.clone(), needs))
     }
 
     /// Has those who come to a service from now on speak TLS, or not.
@@ -158,8 +179,8 @@ impl Gateway {
 
     /// Has nobody come to a service any more.
     pub fn close(&self, name: &ServiceName) {
-        let listener = self.lock().get_mut(name).and_then(|entry| entry.listener.take());
-        drop(listener);
+        let listeners = self.lock().get_mut(name).map(|entry| (entry.listener.take(), entry.socket.take()));
+        drop(listeners);
     }
 
     /// Closes the port of a service, and forgets it.

@@ -1,11 +1,14 @@
-//! A port at which clients come to a service, with TLS or without.
+//! A port at which clients come to a service, with TLS or without, and a socket for programs of this machine that reach no port.
 
-use std::net::TcpListener as StdListener;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, TcpListener as StdListener};
+use std::os::unix::net::UnixListener as StdUnixListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ipnet::IpNet;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{sleep, timeout};
@@ -20,6 +23,39 @@ use crate::tls::Tls;
 
 /// What those who come speak TLS with; none: they do not.
 pub type Security = Arc<Mutex<Option<Arc<Tls>>>>;
+
+/// Where clients come.
+pub enum Door {
+    Port(StdListener),
+    /// In the file system. Nobody speaks TLS there: it leads to no other machine.
+    Socket(StdUnixListener),
+}
+
+enum OpenDoor {
+    Port(TcpListener),
+    Socket(UnixListener),
+}
+
+enum Guest {
+    OfPort(TcpStream),
+    OfSocket(UnixStream),
+}
+
+impl OpenDoor {
+    fn open(door: Door) -> io::Result<OpenDoor> {
+        Ok(match door {
+            Door::Port(listener) => OpenDoor::Port(TcpListener::from_std(listener)?),
+            Door::Socket(listener) => OpenDoor::Socket(UnixListener::from_std(listener)?),
+        })
+    }
+
+    async fn accept(&self) -> io::Result<Guest> {
+        Ok(match self {
+            OpenDoor::Port(listener) => Guest::OfPort(listener.accept().await?.0),
+            OpenDoor::Socket(listener) => Guest::OfSocket(listener.accept().await?.0),
+        })
+    }
+}
 
 /// What a port needs beside its service.
 pub struct ListenerOptions {
@@ -47,17 +83,12 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    pub fn begin(
-        runtime: &Handle,
-        listener: StdListener,
-        service: Arc<Service>,
-        needs: ListenerOptions,
-    ) -> Listener {
+    pub fn begin(runtime: &Handle, door: Door, service: Arc<Service>, needs: ListenerOptions) -> Listener {
         let (stop, stopped) = oneshot::channel();
         let (closes, closed) = channel();
         runtime.spawn(async move {
-            match TcpListener::from_std(listener) {
-                Ok(listener) => serve((listener, closes), stopped, service, needs).await,
+            match OpenDoor::open(door) {
+                Ok(door) => serve((door, closes), stopped, service, needs).await,
                 Err(error) => {
                     log::error!("the port of the service {} cannot be served: {error}", service.name)
                 }
@@ -68,7 +99,7 @@ impl Listener {
 }
 
 async fn serve(
-    open: (TcpListener, Sender<()>),
+    open: (OpenDoor, Sender<()>),
     mut stopped: oneshot::Receiver<()>,
     service: Arc<Service>,
     ListenerOptions { room, tls, access, proxies }: ListenerOptions,
@@ -84,12 +115,12 @@ async fn serve(
             _ = &mut stopped => break,
         };
         match come {
-            Ok((stream, _)) => {
+            Ok(guest) => {
                 let (service, stopping) = (service.clone(), stopping.clone());
                 let tls = tls.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 let target = ClientTarget { service, access: access.clone(), proxies: proxies.clone() };
                 tokio::spawn(async move {
-                    if let Err(error) = welcome(stream, target, tls, stopping).await {
+                    if let Err(error) = welcome(guest, target, tls, stopping).await {
                         log::debug!("a client's connection ended: {error}");
                     }
                     drop(place);
@@ -112,18 +143,34 @@ struct ClientTarget {
 }
 
 async fn welcome(
-    stream: TcpStream,
-    ClientTarget { service, access, proxies }: ClientTarget,
+    guest: Guest,
+    target: ClientTarget,
     tls: Option<Arc<Tls>>,
     stopping: watch::Receiver<()>,
 ) -> Result<(), Failure> {
+    let stream = match guest {
+        Guest::OfPort(stream) => stream,
+        Guest::OfSocket(stream) => {
+            let client = Client { ip: Ipv4Addr::LOCALHOST.into(), is_secure: false, is_proxy: false };
+            return attend(stream, target, client, stopping).await;
+        }
+    };
     stream.set_nodelay(true)?;
-    let ip = stream.peer_addr()?.ip();
-    let is_proxy = proxies.iter().any(|known| known.contains(&ip.to_canonical()));
+    let ip: IpAddr = stream.peer_addr()?.ip();
+    let is_proxy = target.proxies.iter().any(|known| known.contains(&ip.to_canonical()));
     let client = Client { ip, is_secure: tls.is_some(), is_proxy };
-    let ask = move |request| answer(service.clone(), client, access.clone(), request);
-    let Some(tls) = tls else { return converse(stream, ask, stopping, limits::REST_TIME).await };
+    let Some(tls) = tls else { return attend(stream, target, client, stopping).await };
     let accepted = timeout(limits::HEAD_TIME, TlsAcceptor::from(tls.config()).accept(stream)).await;
     let stream = accepted.map_err(|_| "it did not come to speak TLS")??;
+    attend(stream, target, client, stopping).await
+}
+
+async fn attend(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    ClientTarget { service, access, .. }: ClientTarget,
+    client: Client,
+    stopping: watch::Receiver<()>,
+) -> Result<(), Failure> {
+    let ask = move |request| answer(service.clone(), client, access.clone(), request);
     converse(stream, ask, stopping, limits::REST_TIME).await
 }

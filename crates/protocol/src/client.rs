@@ -15,6 +15,9 @@ pub const RUN_DIRECTORY: &str = "REKINDLE_RUN";
 pub const STEPS: &str = "steps";
 /// File in the run directory with the names of functions that the program was refused, a line each. The client appends to it.
 pub const REFUSED: &str = "refused";
+/// File in the run directory that says whose arrays handed on the program has: the name of the daemon's state, and the owner.
+/// Two programs whose files are the same can give each other arrays.
+pub const OWNER: &str = "owner";
 /// Socket in the run directory where a process of the sandbox asks for a worker.
 pub const ADMISSION_SOCKET: &str = "gate.sock";
 /// Every file that a client makes in the run directory is named `KIND-PROCESS-N`: `board-1000`, `ring-1000-0`,

@@ -91,6 +91,7 @@ impl Paths {
             &self.state,
             &self.sandboxes(),
             &self.services(),
+            &self.service_sockets(),
             &self.tenants(),
             &self.logs(),
             &self.unproven(),
@@ -132,6 +133,13 @@ impl Paths {
 
     pub fn services(&self) -> PathBuf {
         self.state.join("services")
+    }
+
+    /// Where programs of this machine come to services that reach no port. Not below `runs`: a sandbox has a `/dev/shm` of its own.
+    pub fn service_sockets(&self) -> PathBuf {
+        let mut place = self.socket.clone().into_os_string();
+        place.push(".services");
+        PathBuf::from(place)
     }
 
     pub fn tenants(&self) -> PathBuf {

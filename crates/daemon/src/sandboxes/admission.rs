@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
 use rekindle_protocol::client::{
-    ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest, LONGEST_ADMISSION,
+    ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest, LONGEST_ADMISSION, OWNER,
 };
 use rekindle_protocol::frame::{self, Limits};
 use rekindle_protocol::worker::ask;
@@ -53,6 +53,8 @@ pub struct AdmissionSocket {
 impl AdmissionSocket {
     /// Opens the socket of a sandbox and answers there until it is closed.
     pub fn open(sandbox: &Arc<Sandbox>, wake: Wake) -> Result<()> {
+        let owner = sandbox.run_directory.join(OWNER);
+        fs::write(&owner, sandbox.place()).map_err(|source| Error::io("write", &owner, source))?;
         let path = sandbox.run_directory.join(ADMISSION_SOCKET);
         let failed = |source: io::Error| Error::io("listen on", &path, source);
         match fs::remove_file(&path) {

@@ -107,6 +107,8 @@ pub struct Sandbox {
     workers: Mutex<Workers>,
     /// Of checkpoints, falling asleep and waking.
     operation_lock: OperationLock,
+    /// The name of the daemon's state.
+    state: String,
     wake_problem: Mutex<Option<String>>,
     /// What it may have mapped of caches.
     mapped: Mutex<Vec<Mapped>>,
@@ -131,6 +133,7 @@ impl Sandbox {
             mending: paths.mending(),
             losses: Mutex::default(),
             store: paths.store(),
+            state: paths.name.clone(),
             records: paths.sandboxes(),
             logs: paths.logs(),
             criu_cache: paths.criu_cache(),
@@ -172,6 +175,11 @@ impl Sandbox {
 
     pub fn name(&self) -> String {
         self.lock().name.clone()
+    }
+
+    /// The same for programs that can give each other arrays: the daemon's state, and whose arrays they have.
+    pub fn place(&self) -> String {
+        format!("{} {}", self.state, self.record().owner())
     }
 
     pub fn is_live(&self) -> bool {

@@ -10,6 +10,7 @@ mod memory;
 mod naming;
 mod record;
 mod resume;
+mod socket;
 mod variants;
 
 use std::collections::BTreeMap;
@@ -141,6 +142,9 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     if let Some(listener) = listener {
         daemon.gateway.listen(&service, listener).map_err(served)?;
     }
+    if former.is_none() {
+        socket::listen(daemon, &service);
+    }
     log::info!("the service {name} is of the image {image:?}, at port {}", record.port.port);
     Ok(shown(daemon, &service, &record))
 }
@@ -212,6 +216,7 @@ pub fn drain(
     record.save(&daemon.paths.services())?;
     if remove {
         daemon.gateway.close(name);
+        socket::remove(daemon, name);
     }
     service.drain();
     reply.progress("drain", 0, 0);
@@ -400,6 +405,7 @@ fn shown(daemon: &Daemon, service: &Service, record: &ServiceRecord) -> Value {
     let Port { address, port, .. } = record.port;
     shown["address"] = json!(address);
     shown["port"] = json!(port);
+    shown["socket"] = json!(socket::place(daemon, &service.name));
     shown["tls"] = json!(record.tls);
     if let Some(problem) = daemon.gateway.tls(&service.name).and_then(|tls| tls.problem()) {
         shown["problem"] = json!(problem);

@@ -10,7 +10,7 @@ use super::canary::{self, CanaryRecord};
 use super::instances::InstanceMaker;
 use super::memory::Whose;
 use super::record::ServiceRecord;
-use super::{certificate, listen, make, memory, record, stem};
+use super::{certificate, listen, make, memory, record, socket, stem};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::records::StoredRecord;
@@ -79,6 +79,7 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
         service.drain();
     }
     daemon.gateway.add(&service, membership);
+    socket::listen(daemon, &service);
     let (daemon, name, mut record) = (daemon.clone(), name.clone(), record.clone());
     let mut listening = move || match daemon.gateway.get(&name) {
         // It was removed meanwhile, or has another port.
