@@ -8,6 +8,7 @@
 //! int rekindleDataRead(const char *url, size_t offset, void *to, size_t *bytes, unsigned long long *total,
 //!                      int *problem, char *sentence, int room);
 //! int rekindleDataDumped(CUdeviceptr address, int wait, int *state, char *sentence, int room);
+//! int rekindleDataWaits(unsigned long long (*times)[3], int *count);
 //! ```
 //!
 //! The first gives an address at once, of a buffer like any other, into which the object is loaded; work that names it
@@ -18,10 +19,13 @@
 //! fourth has its contents, as they are at that place of the stream, written into the store, and does not wait for that. The
 //! sixth says how that stands, as the second. The fifth reads at most so many bytes of an object from its store, and says how
 //! many it read and how many there are.
+//!
+//! The seventh tells when work of the program has waited for bytes, each time once: for what (0 declared data, 1 its image, which is
+//! loaded), when that began, in µs since 1970, and how many µs it took. `count` is how many there is room for, then how many there are.
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_protocol::operation::{
-    DataDump, DataDumped, DataFound, DataLoad, DataOpen, DataRead, DataState,
+    DataDump, DataDumped, DataFound, DataLoad, DataOpen, DataRead, DataState, DataWaits,
 };
 
 use crate::abi::{Handle, Out, Result, Text, put_text};
@@ -117,5 +121,15 @@ exports! {
     call fn rekindleDataDumped(address: u64, wait: i32, state: Out<i32>, sentence: Out<u8>, room: i32) {
         state.check()?;
         tell(lane::ask(&DataDumped { address, wait: wait != 0 })?, state, sentence, room)
+    }
+    call fn rekindleDataWaits(times: Out<u64>, count: Out<i32>) {
+        times.check()?;
+        count.check()?;
+        context::device()?;
+        let most = u32::try_from(count.current()?).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let found = lane::ask(&DataWaits { most })?;
+        let words = found.iter().flat_map(|(what, begin, took)| [*what as u64, *begin, *took]);
+        times.fill(3 * most as usize, words);
+        count.put(found.len() as i32)
     }
 }

@@ -20,6 +20,7 @@ use hyper::{Method, Request, Response};
 use opentelemetry::trace::SpanContext;
 use rekindle_protocol::service_name::ServiceName;
 
+use crate::program_spans::ProgramSpan;
 use crate::refusal::Answer;
 use crate::relay::Relay;
 use crate::tally::{Reason, Tally};
@@ -61,6 +62,8 @@ pub struct RequestAttempt {
     pub placed: Duration,
     pub instance: Option<String>,
     pub until: Duration,
+    /// What the instance has said of its time with it.
+    pub spans: Vec<ProgramSpan>,
 }
 
 /// A request that is through.
@@ -166,7 +169,7 @@ impl Entry {
         if let Some(last) = span.tries.last_mut() {
             last.until = since;
         }
-        span.tries.push(RequestAttempt { since, placed: now, instance: None, until: now });
+        span.tries.push(RequestAttempt { since, placed: now, instance: None, until: now, spans: Vec::new() });
     }
 
     /// No instance gets it.
@@ -189,6 +192,13 @@ impl Entry {
         self.sent = Some(Instant::now());
         if let Some(last) = self.record.span.as_mut().and_then(|span| span.tries.last_mut()) {
             last.instance = Some(instance.to_string());
+        }
+    }
+
+    /// The instance that has answered has said this.
+    pub fn told(&mut self, spans: Vec<ProgramSpan>) {
+        if let Some(last) = self.record.span.as_mut().and_then(|span| span.tries.last_mut()) {
+            last.spans = spans;
         }
     }
 

@@ -22,6 +22,7 @@ use crate::instance_slot::InstanceSlot;
 use crate::limits;
 use crate::named_data::{self, beside};
 use crate::policy::{Coming, Outcome};
+use crate::program_spans;
 use crate::refusal::{Answer, denied, refused, say};
 use crate::relay::Relay;
 use crate::service::{Service, Verdict};
@@ -110,7 +111,8 @@ async fn attempt(
         let name = slot.upstream.name.clone();
         entry.sent_to(&name);
         match slot.upstream.clone().send(request).await {
-            Ok((response, connection)) => {
+            Ok((mut response, connection)) => {
+                entry.told(program_spans::take(response.headers_mut()));
                 if counts {
                     slot.service.took(came.elapsed());
                 }

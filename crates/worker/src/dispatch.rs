@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispatch};
+use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, WaitFor, dispatch};
 use rekindle_ring::{Board, Merge, Record, Spin, spin};
 
 use crate::client::{Client, Lane, Thread};
@@ -88,6 +88,8 @@ pub(crate) struct Dispatcher {
     /// Rounds of that.
     polls: u32,
     quiet_since: Instant,
+    /// The next request of a ring waits there.
+    is_held: bool,
 }
 
 impl Dispatcher {
@@ -115,6 +117,7 @@ impl Dispatcher {
             eager: if cores <= 4 { Duration::from_micros(20) } else { Duration::from_millis(3) },
             polls: 0,
             quiet_since: Instant::now(),
+            is_held: false,
         }
     }
 
@@ -182,6 +185,7 @@ impl Dispatcher {
                 continue;
             };
             self.activity.catch_up(&mut self.client);
+            self.look_at_waits();
             if self.client.is_broken() {
                 continue;
             }
@@ -222,6 +226,24 @@ impl Dispatcher {
         }
     }
 
+    /// A request has to wait for bytes, or need not any more.
+    fn note_wait(&mut self, admission: &Admission) {
+        self.is_held = *admission == Admission::Wait;
+        match admission {
+            Admission::Wait | Admission::Aside => {
+                let for_data = matches!(self.activity, Activity::Running);
+                self.client.waits.begin(if for_data { WaitFor::Data } else { WaitFor::Image });
+            }
+            Admission::Now | Admission::Alone | Admission::Refuse(_) => self.look_at_waits(),
+        }
+    }
+
+    fn look_at_waits(&mut self) {
+        if self.client.waits.is_under_way() && !self.is_held && !self.activity.has_aside(&self.client) {
+            self.client.waits.end();
+        }
+    }
+
     /// Handles up to [`ROUND`] requests.
     fn round(&mut self) -> Result<usize, String> {
         for done in 0..ROUND {
@@ -242,6 +264,7 @@ impl Dispatcher {
             {
                 mend.admit(&mut self.client, ring, &record);
             }
+            self.note_wait(&admission);
             match admission {
                 Admission::Wait => return Ok(done),
                 Admission::Alone => self.end_sharing_for_good(),

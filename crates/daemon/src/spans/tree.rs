@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   GET web ├── queue ── program          ← a try at an instance, and perhaps a further one
+//!           │            ├── queue        ← what the instance tells of its time with it
+//!           │            └── method ── …
 //!           └── restore, or wake of that instance
 //!               ├── checks                ← phases, as `rekindle trace` names them
 //!               └── …
@@ -14,7 +16,7 @@ use jiff::Timestamp;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status};
 use opentelemetry::{InstrumentationScope, KeyValue, TraceFlags};
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
-use rekindle_gateway::{Record, Span};
+use rekindle_gateway::{ProgramSpan, Record, Span};
 use rekindle_protocol::daemon::{Operation, Trace};
 use rekindle_protocol::worker::Phase;
 
@@ -32,6 +34,7 @@ pub fn spans(record: &Record, mut traces: impl FnMut(&str) -> Vec<Trace>) -> Vec
         let Some(instance) = &one.instance else { continue };
         let name = KeyValue::new("rekindle.instance", instance.clone());
         let program = below(&whole, "program", (at(one.placed), at(one.until)), vec![name]);
+        all.extend(one.spans.iter().map(|span| told(&program, span)));
         all.push(SpanData { span_kind: SpanKind::Client, ..program });
         for trace in traces(instance) {
             all.extend(coming(&whole, instance, &trace, (at(one.since), at(one.until))));
@@ -103,6 +106,20 @@ fn coming(
     };
     let phases: Vec<SpanData> = trace.phases.iter().map(phase).collect();
     std::iter::once(top).chain(phases).collect()
+}
+
+/// What the program was at, as it says; not before it had the request, nor after its answer was through.
+fn told(program: &SpanData, ProgramSpan { name, begin, took, id, within }: &ProgramSpan) -> SpanData {
+    let inside = |time: SystemTime| time.clamp(program.start_time, program.end_time);
+    let end = begin.checked_add(*took).unwrap_or(program.end_time);
+    let span = below(program, name.clone(), (inside(*begin), inside(end)), Vec::new());
+    let own = &span.span_context;
+    let context = SpanContext::new(own.trace_id(), *id, own.trace_flags(), false, own.trace_state().clone());
+    SpanData {
+        span_context: context,
+        parent_span_id: within.unwrap_or(program.span_context.span_id()),
+        ..span
+    }
 }
 
 /// A child of this one.

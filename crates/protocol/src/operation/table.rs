@@ -62,6 +62,15 @@ pub struct Linked {
 /// sentence.
 pub type DataOutcome<T> = Result<T, (u32, String)>;
 
+/// What work of a program has waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WaitFor {
+    /// Declared data that was on its way.
+    Data,
+    /// Contents of its image that were still being loaded.
+    Image,
+}
+
 /// How it stands with data that was declared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFound {
@@ -315,6 +324,9 @@ operations! {
     sync data_dumped DataDumped { address: u64, wait: bool } -> DataFound;
     /// Bytes of an object, as many as fit an answer, and how many it has.
     sync data_read DataRead<'a> { url: &'a str, offset: u64, bytes: u32 } -> DataOutcome<(u64, Vec<u8>)>;
+
+    /// When requests waited for bytes, of so many times at most, each once: for what, when it began (µs since 1970), and the µs.
+    sync data_waits DataWaits { most: u32 } -> Vec<(WaitFor, u64, u64)>;
 }
 
 #[cfg(test)]

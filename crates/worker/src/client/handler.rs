@@ -85,6 +85,10 @@ impl Handler for Client {
         self.read_data(origin, &request)
     }
 
+    fn data_waits(&mut self, _: Origin, request: DataWaits, _: No) -> Answer<Vec<(WaitFor, u64, u64)>> {
+        Answer::Now(Ok(self.waits.take(request.most as usize)))
+    }
+
     fn exchange_put(&mut self, origin: Origin, request: ExchangePut, _: No) -> Answer<DataOutcome<String>> {
         self.put_array(origin, request)
     }

@@ -35,6 +35,7 @@ mod table;
 mod unfold;
 mod virtual_memory;
 mod waiting;
+mod waits;
 mod work;
 
 use std::collections::{BTreeMap, HashMap};
@@ -76,6 +77,7 @@ pub(crate) use room::Room;
 pub(crate) use staging::Lane;
 pub(crate) use table::Table;
 pub(crate) use waiting::Waiting;
+use waits::Waits;
 
 /// One thread of the program.
 pub(crate) struct Thread {
@@ -153,6 +155,8 @@ pub(crate) struct Client {
     pub shadow: Option<Shadow>,
     /// Declared data that is on its way, or cannot be had.
     pub data: Data,
+    /// When its requests waited for bytes.
+    pub waits: Waits,
     /// Arrays that other functions have handed on.
     pub exchange: Exchange,
     /// Memory and events that other processes of the program have too.
@@ -217,6 +221,7 @@ impl Client {
             transferred: Transferred::default(),
             shadow: None,
             data: Data::default(),
+            waits: Waits::default(),
             exchange: Exchange::default(),
             ipc: Ipc::default(),
             at_rest: None,

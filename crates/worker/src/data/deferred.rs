@@ -153,7 +153,8 @@ fn order_of(client: &Client, ring: usize, record: &Record<'_>) -> Option<Order> 
         | DataOpen::OPCODE
         | DataState::OPCODE
         | DataDumped::OPCODE
-        | DataRead::OPCODE => Some(Order::default()),
+        | DataRead::OPCODE
+        | DataWaits::OPCODE => Some(Order::default()),
         _ => None,
     }
 }

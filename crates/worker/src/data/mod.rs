@@ -129,6 +129,11 @@ impl Data {
         loaded && !self.written.values().any(Written::is_under_way)
     }
 
+    /// Requests are put aside until what they wait for is there.
+    pub(crate) fn has_aside(&self) -> bool {
+        !self.later.is_empty()
+    }
+
     pub(crate) fn holds(&self) -> bool {
         self.holds
     }

@@ -94,6 +94,14 @@ impl Activity {
         }
     }
 
+    /// Requests are put aside until what they wait for is there.
+    pub(super) fn has_aside(&mut self, client: &Client) -> bool {
+        match self {
+            Activity::Loading { loading, .. } => loading.on_demand().is_some_and(|one| one.has_aside()),
+            _ => client.data.has_aside(),
+        }
+    }
+
     /// Does what was put aside and need not wait any more.
     pub(super) fn catch_up(&mut self, client: &mut Client) {
         if let Activity::Loading { loading, journal: Some(journal) } = self

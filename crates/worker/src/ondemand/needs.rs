@@ -78,7 +78,8 @@ pub(crate) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -
         | PartUnits::OPCODE
         | HostAtomics::OPCODE
         | DeviceFeature::OPCODE
-        | TensorMapReplace::OPCODE => return Needs::Look(touched),
+        | TensorMapReplace::OPCODE
+        | DataWaits::OPCODE => return Needs::Look(touched),
         // A driver may look whether there is memory.
         TensorMap::OPCODE => {
             touched.words(body, 1);
