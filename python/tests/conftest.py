@@ -13,15 +13,16 @@ ROOT = Path(__file__).resolve().parents[2]
 APPS = Path(__file__).parent / "apps"
 
 
-def load_harness():
-    """`tests/rekindle.py`, which has the package's name."""
-    spec = importlib.util.spec_from_file_location("harness", ROOT / "tests/rekindle.py")
+def load(name, file):
+    """What tests of programs have, by a name of its own: `tests/rekindle.py` has the package's."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / file)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["harness"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
 
 
-load_harness()
+load("harness", "rekindle.py")
+load("collector", "collector.py")
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ class Native(Deployer):
 
 @pytest.fixture
 def natives():
-    with begun() as instance:
+    with begun(REKINDLE_COMMAND=str(BINARIES / "rekindle")) as instance:
         yield Native(instance)
 
 
@@ -375,6 +375,11 @@ def test_arrays_are_handed_on_between_c_rust_and_python(natives):
     before = arrays()
     assert flow.remote(1000) == 1000.0
     assert arrays() == before
+    # Functions without Python have what is passed to them as an array as one, wherever it lay.
+    tripled = package.Function.from_name("python", "tripled")
+    for count in (x.size, 1000):
+        np.testing.assert_array_equal(tripled.remote(count), np.full(count, 3, "float32"))
+    natives.rekindle.wait(lambda: arrays() == before, "what was passed to be gone")
 
 
 SHARING = """
@@ -393,6 +398,10 @@ def make(count):
     array = rekindle.get(ref)
     ref.drop()
     return array
+
+@app.function(gpu="emulated", share="team", scaledown_window=600)
+def tripled(count):
+    return rekindle.Function.from_name("native", "scale").remote(make.local(count), 3)
 """
 
 

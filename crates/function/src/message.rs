@@ -30,6 +30,8 @@ const COMPLEX: i8 = 5;
 const INTEGER: i8 = 6;
 const DATE: i8 = 7;
 const REFERENCE: i8 = 8;
+/// An array that lay on the caller's GPU, by its bytes.
+const ON_GPU: i8 = 9;
 
 /// The value of a message, which keeps its text, bytes and arrays.
 pub fn decode(message: &[u8]) -> Result<Value<'_>> {
@@ -137,7 +139,7 @@ impl<'m> Reader<'m> {
                 };
                 reference(&fields).map(Value::Reference)?
             }
-            ARRAY | SCALAR => {
+            ARRAY | SCALAR | ON_GPU => {
                 let array = self.array(read(data)?)?;
                 if code == SCALAR { Value::Scalar(array) } else { Value::Array(array) }
             }

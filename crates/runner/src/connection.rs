@@ -76,7 +76,15 @@ fn call(
 ) -> io::Result<()> {
     let stays = request.stays;
     let given = match message::decode(&request.body) {
-        Ok(value) => instance::given(&value),
+        Ok(value) => {
+            let given = instance::given(&value);
+            // A function takes an array or a reference, as it says itself: what was passed as an array comes as one.
+            if !given.is_empty() && instance::are_held(&value) {
+                let sentence = "functions in C and Rust take arrays by their bytes; send them so";
+                return Reply::say(Kind::Untaken, sentence).write(connection, true, stays);
+            }
+            given
+        }
         Err(error) => return Reply::say(Kind::Misunderstood, &error.text).write(connection, true, stays),
     };
     let pending = Arc::new(Pending::new());

@@ -163,6 +163,15 @@ pub fn given(value: &Value<'_>) -> Vec<Reference> {
     found
 }
 
+/// Whether the caller holds what the references of a message name, and has put them in place of arrays.
+pub fn are_held(value: &Value<'_>) -> bool {
+    let Value::List(parts) = value else { return false };
+    let Some(Value::Dictionary(how)) = parts.get(2) else { return false };
+    how.iter().any(|(key, value)| {
+        matches!(key, Value::Text(key) if key == "held") && matches!(value, Value::Boolean(true))
+    })
+}
+
 fn collect(value: &Value<'_>, found: &mut Vec<Reference>) {
     match value {
         Value::Reference(reference) if reference.given => found.push(reference.clone()),

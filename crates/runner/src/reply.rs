@@ -19,6 +19,8 @@ pub enum Kind {
     Late,
     Unknown,
     Misunderstood,
+    /// It takes no references, and nothing was done.
+    Untaken,
 }
 
 #[derive(Debug)]
@@ -64,6 +66,7 @@ impl Reply {
             Kind::Late => ("504 Gateway Timeout", "timeout"),
             Kind::Unknown => ("404 Not Found", "unknown"),
             Kind::Misunderstood => ("400 Bad Request", "misunderstood"),
+            Kind::Untaken => ("409 Conflict", "untaken"),
         };
         let content = match self.kind {
             Kind::Result | Kind::Raised => "application/x-rekindle",

@@ -16,6 +16,8 @@ RUNNER = "runner"
 EVERYWHERE = {None: "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
+# What says that this program is in a sandbox.
+RUN = "REKINDLE_RUN"
 # A token of the tenant whose services are called.
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
 # That tenant, before others that have services of these names.
@@ -32,6 +34,8 @@ class Place:
     port: int
     # Whether it may be shown a token: what is nobody's would hand it to its program.
     takes_token: bool
+    # Where it is found from a sandbox, which may reach no port.
+    socket: str | None = None
 
 
 @dataclass
@@ -72,7 +76,8 @@ class Service:
         # Functions without Python have one service together.
         for name in (self.full_name, f"{self.app}-{RUNNER}"):
             if row := self.choose({row["tenant"]: row for row in rows if row["name"] == name}):
-                return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None)
+                socket = row.get("socket") if RUN in os.environ else None
+                return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None, socket)
         whose = f" for the tenant {self.tenant!r}" if self.tenant else ""
         raise NotFoundError(f"nothing is deployed as {self.name!r} of the app {self.app!r}{whose}; run `rekindle deploy` with its file")
 

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 def as_array(value: Any) -> numpy.ndarray[Any, Any] | None:
     """The value as an array in this host's memory; none if it is no array at all."""
     if not is_numpy(value):
-        value = to_host(value)
+        try:
+            value = to_host(value)
+        except (TypeError, BufferError) as error:
+            raise SerializationError(
+                f"an array of type {type(value).__qualname__} cannot be one of NumPy's ({error}); convert it, for example to float32"
+            ) from error
     if value is None:
         return None
     import numpy

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
+from rekindle import tracing
 from rekindle.address import Service
 from rekindle.codec import CONTENT_TYPE, decode, encode
 from rekindle.connections import Answer, Connections, Lost, NotSent, Pieces
@@ -24,14 +24,18 @@ from rekindle.errors import (
     TokenError,
     UnavailableError,
 )
-from rekindle.exchange import HandingOn
 from rekindle.named_data import HEADER, REFUSALS, header_of
+from rekindle.passing import HandingOn, Passing
 from rekindle.raised import rebuild
 from rekindle.retries import NONE, Retries
 
 # What an instance says of its answer, so that it is not taken for a gateway's.
 KIND = "X-Rekindle"
 RESULT, RAISED, TIMED_OUT, UNKNOWN, MISUNDERSTOOD = "result", "raised", "timeout", "unknown", "misunderstood"
+# It takes no references to arrays of the caller's, and has done nothing.
+LEFT = "untaken"
+# Seconds until references are tried again where none were taken.
+BY_BYTES = 60.0
 
 CALL, ABOUT, READY = "/-/call/", "/-/about", "/-/ready"
 
@@ -44,6 +48,10 @@ class Rebuilt(Exception):
         self.error = error
 
 
+class Untaken(Exception):
+    """The call was not begun, for its arrays are not taken by reference."""
+
+
 class Client:
     """Calls to one service."""
 
@@ -52,6 +60,8 @@ class Client:
         self.connections = Connections(service)
         # What its calls name in place of declared data.
         self.data: dict[str, str] = {}
+        # Until then arrays go by their bytes.
+        self.by_bytes = 0.0
 
     def with_data(self, urls: Mapping[str, str]) -> Client:
         """One that names these objects with each call, by the same connections."""
@@ -61,11 +71,26 @@ class Client:
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False, handing_on: HandingOn | None = None) -> Any:
         """The result. One who is patient waits for a place among those who wait."""
-        body = message(args, kwargs, handing_on)
+        passing = Passing(args, kwargs, handing_on, by_bytes=time.monotonic() < self.by_bytes)
+        try:
+            return passing.result(self.persist(method, passing, patient))
+        finally:
+            passing.end()
+
+    def persist(self, method: str, passing: Passing, patient: bool) -> Any:
+        """What the first try comes to that is not to be made again."""
+        body = encode(passing.given())
         failures = 0
         while True:
             try:
                 return self.once(method, body)
+            except Untaken as untaken:
+                if passing.by_bytes:
+                    raise CallError(f"{self.service.full_name}.{method} was not called: {untaken}") from untaken
+                self.by_bytes = time.monotonic() + BY_BYTES
+                passing.refuse()
+                body = encode(passing.given())
+                continue
             except Exception as error:
                 failures += 1
                 delay = self.delay(error, failures, patient)
@@ -73,9 +98,8 @@ class Client:
                     if isinstance(error, Rebuilt):
                         raise error.error from None
                     raise
-                if handing_on and not handing_on.again and may_be_done(error):
-                    handing_on = replace(handing_on, again=True)
-                    body = message(args, kwargs, handing_on)
+                if may_be_done(error) and passing.tried():
+                    body = encode(passing.given())
             time.sleep(delay)
 
     def delay(self, error: Exception, failures: int, patient: bool) -> float | None:
@@ -104,17 +128,12 @@ class Client:
     def once(self, method: str, body: Pieces) -> Any:
         name = f"{self.service.full_name}.{method}"
         try:
-            answer = self.connections.request("POST", CALL + method, body, {"Content-Type": CONTENT_TYPE, **self.data})
+            answer = self.connections.request("POST", CALL + method, body, {"Content-Type": CONTENT_TYPE, **self.data, **tracing.headers()})
         except NotSent as error:
             raise UnavailableError(f"{name} was not called: {error}") from error
         except Lost as error:
             raise CallError(f"the connection was lost while {name} was called ({error}); whether it was carried out is not known") from error
         return result(name, answer)
-
-
-def message(args: tuple[Any, ...], kwargs: dict[str, Any], handing_on: HandingOn | None) -> Pieces:
-    how = [asdict(handing_on)] if handing_on else []
-    return encode([list(args), kwargs, *how])
 
 
 def may_be_done(error: Exception) -> bool:
@@ -130,6 +149,8 @@ def result(name: str, answer: Answer) -> Any:
     if kind == RAISED:
         raise Rebuilt(rebuild(answer.body))
     said = answer.body[:1000].decode(errors="replace").strip()
+    if kind == LEFT:
+        raise Untaken(said)
     if kind == TIMED_OUT:
         raise FunctionTimeoutError(said)
     if kind == UNKNOWN:

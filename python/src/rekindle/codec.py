@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 
 from rekindle import arrays
+from rekindle.device_array import DTYPES, Contents, size_of
 from rekindle.errors import SerializationError
 from rekindle.exchange import Ref
 
@@ -25,7 +26,7 @@ HEAD = len(MAGIC) + 4
 ALIGNMENT = 64
 
 # Extensions. Those of sequences hold the sequence's elements, in msgpack.
-ARRAY, SCALAR, TUPLE, SET, FROZENSET, COMPLEX, INTEGER, DATETIME, REF = range(9)
+ARRAY, SCALAR, TUPLE, SET, FROZENSET, COMPLEX, INTEGER, DATETIME, REF, ON_GPU = range(10)
 SEQUENCES: dict[int, type] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
 
 
@@ -50,6 +51,9 @@ def encode(value: Any) -> list[bytes | memoryview]:
             return msgpack.ExtType(DATETIME, value.isoformat().encode())
         if kind is Ref:
             return msgpack.ExtType(REF, pack([value.id, value.dtype, list(value.shape), value.given]))
+        if kind is Contents:
+            buffers.append(value.data)
+            return msgpack.ExtType(ON_GPU, pack([len(buffers) - 1, value.dtype, list(value.shape)]))
         if kind in (bytearray, memoryview):
             return bytes(value)
         array = arrays.as_array(value)
@@ -78,18 +82,18 @@ def encode(value: Any) -> list[bytes | memoryview]:
     return pieces
 
 
-def decode(message: bytes | bytearray | memoryview) -> Any:
-    """The value. Its arrays lie in the message, and can be written to if that can."""
+def decode(message: bytes | bytearray | memoryview, on_gpu: list[Ref | Contents] | None = None) -> Any:
+    """The value. Its arrays lie in the message, and can be written to if that can. Those of a GPU are noted in `on_gpu`."""
     view = memoryview(message).cast("B")
     try:
-        return decode_tree(view)
+        return decode_tree(view, [] if on_gpu is None else on_gpu)
     except SerializationError:
         raise
     except Exception as error:
         raise SerializationError(f"a message of {len(view)} bytes cannot be understood: {error}") from error
 
 
-def decode_tree(view: memoryview) -> Any:
+def decode_tree(view: memoryview, on_gpu: list[Ref | Contents]) -> Any:
     size = int.from_bytes(view[len(MAGIC) : HEAD], "little")
     if view[: len(MAGIC)] != MAGIC or len(view) < HEAD + size:
         raise SerializationError(f"{len(view)} bytes that begin with {bytes(view[:8])!r} are no whole message of Rekindle's functions")
@@ -122,7 +126,14 @@ def decode_tree(view: memoryview) -> Any:
             return datetime.datetime.fromisoformat(data.decode())
         if code == REF:
             name, dtype, sizes, given = unpack(data)
-            return Ref(name, dtype, tuple(sizes), given)
+            on_gpu.append(Ref(name, dtype, tuple(sizes), given))
+            return on_gpu[-1]
+        if code == ON_GPU:
+            index, dtype, shape = unpack(data)
+            if dtype not in DTYPES or size_of(dtype, shape) != buffers[index].nbytes:
+                raise ValueError(f"it has {buffers[index].nbytes} bytes for an array of {dtype!r} and shape {shape}")
+            on_gpu.append(Contents(dtype, tuple(shape), buffers[index]))
+            return on_gpu[-1]
         if code not in (ARRAY, SCALAR):
             raise ValueError(f"it has an extension {code}, which is not known")
         index, description, shape = unpack(data)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
-from rekindle import driver
+from rekindle import driver, tracing
 from rekindle.device_array import DTYPES, DeviceArray, size_of
 from rekindle.errors import DATA_ERRORS, DataChangedError, DataError, DataMemoryError, DataUnavailableError, DeclarationError
 from rekindle.safetensors import Index
@@ -92,7 +92,8 @@ class Data:
         with self._turn:
             if self._array is None:
                 if self.format:
-                    self._index = Index.read(self.url)
+                    with tracing.span("data"):
+                        self._index = Index.read(self.url)
                     self.shape = (self._index.total,)
                 self._array = LoadedArray.begin(self)
             self._check(self._array, wait=False)
@@ -196,7 +197,8 @@ class LoadedArray(DeviceArray):
 
     def wait(self) -> Self:
         """Returns when all of it is there; raises why it cannot be had. Nothing on the GPU needs this."""
-        self.data._check(self, wait=True)
+        with tracing.span("data"):
+            self.data._check(self, wait=True)
         return self
 
     def _dump(self, stream: int) -> None:

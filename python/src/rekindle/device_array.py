@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from rekindle import dlpack, driver
+from rekindle.errors import SerializationError
 
 if TYPE_CHECKING:
     import numpy
@@ -27,6 +29,28 @@ DTYPES: dict[str, tuple[int, int, str]] = {
 def size_of(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes."""
     return math.prod(shape) * DTYPES[dtype][1] // 8
+
+
+def numpy_type(dtype: str) -> str:
+    """The name, if NumPy knows it."""
+    if not DTYPES[dtype][2]:
+        raise SerializationError(f"an array of {dtype} cannot be one of NumPy's, which knows no such type; convert it to float32 on the GPU")
+    return dtype
+
+
+@dataclass(frozen=True)
+class Contents:
+    """An array of a GPU's that is sent by its bytes, and lies on the receiver's GPU again."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def array(self) -> numpy.ndarray[Any, Any]:
+        """The same as NumPy's."""
+        import numpy
+
+        return numpy.frombuffer(self.data, numpy_type(self.dtype)).reshape(self.shape)
 
 
 class DeviceArray:
@@ -78,7 +102,7 @@ class DeviceArray:
         import numpy
 
         self.wait()
-        array = numpy.empty(self.shape, self.dtype)
+        array = numpy.empty(self.shape, numpy_type(self.dtype))
         driver.enter_context()
         driver.copy_to_host(array.ctypes.data, self.address, self.nbytes)
         return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
@@ -12,6 +13,8 @@ OUT_OF_MEMORY = 2
 ROOM = 4096
 # Some is still to come.
 LOADING = -1
+# How many times of waiting are asked for at once.
+WAITS = 64
 
 
 class DriverError(Exception):
@@ -33,6 +36,7 @@ def library() -> Any:
         opened.rekindleDataDumped.argtypes = opened.rekindleDataState.argtypes
         answer: list[Any] = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
         opened.rekindleDataDump.argtypes = [ctypes.c_uint64, ctypes.c_void_p, *answer]
+        opened.rekindleDataWaits.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         opened.rekindleDataRead.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, *answer]
         opened.rekindleExchangePut.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint32, *answer]
         opened.rekindleExchangeGet.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, *answer]
@@ -109,6 +113,23 @@ def dumped(address: int, *, wait: bool) -> tuple[int, str]:
     return ask_state("rekindleDataDumped", address, wait)
 
 
+def is_used() -> bool:
+    """Whether this program has loaded the library, by whatever way."""
+    try:
+        ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    return True
+
+
+def waits() -> list[tuple[int, int, int]]:
+    """When work on the GPU has waited for bytes, each time once: for what (0 declared data, 1 the image), when that began, in µs since
+    1970, and how many µs it took. To be asked in a thread with a context."""
+    found, count = (ctypes.c_uint64 * 3 * WAITS)(), ctypes.c_int(WAITS)
+    call("rekindleDataWaits", found, ctypes.byref(count))
+    return [(what, begin, took) for what, begin, took in found[: count.value]]
+
+
 def ask_state(name: str, address: int, wait: bool) -> tuple[int, str]:
     number, sentence = ctypes.c_int(), ctypes.create_string_buffer(ROOM)
     call(name, address, wait, ctypes.byref(number), sentence, ROOM)
@@ -128,6 +149,11 @@ def allocate(size: int) -> int:
     address = ctypes.c_uint64()
     call("cuMemAlloc_v2", ctypes.byref(address), size)
     return address.value
+
+
+def synchronize() -> None:
+    """Waits for all work of the context."""
+    call("cuCtxSynchronize")
 
 
 def copy_to_gpu(to: int, address: int, size: int) -> None:

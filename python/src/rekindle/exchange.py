@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rekindle import arrays, dlpack, driver
+from rekindle.address import RUN
 from rekindle.device_array import DTYPES, DeviceArray, size_of
 from rekindle.errors import (
     RefAccessError,
@@ -26,6 +29,10 @@ from rekindle.errors import (
 
 # Seconds after its last use.
 EXPIRY = 300.0
+# The file in a sandbox's run directory that says whose arrays its programs have.
+OWNER = "owner"
+# What an owner begins with that is one sandbox alone.
+ALONE = "sandbox:"
 # As the library numbers them.
 ERRORS: dict[int, type[RefError]] = {
     1: RefNotFoundError,
@@ -67,6 +74,24 @@ class Source:
     on_gpu: bool
     owner: object
 
+    @property
+    def nbytes(self) -> int:
+        return size_of(self.dtype, self.shape)
+
+
+def place() -> str | None:
+    """Whose arrays this program has, and where: programs that say the same can give each other arrays. None outside of a sandbox."""
+    directory = os.environ.get(RUN)
+    try:
+        return Path(directory, OWNER).read_text() if directory else None
+    except OSError:
+        return None
+
+
+def is_alone(place: str | None) -> bool:
+    """Whether nobody else has its arrays."""
+    return place is None or place.rpartition(" ")[2].startswith(ALONE)
+
 
 def put(array: Any, *, expiry: float = EXPIRY) -> Ref:
     """Keeps a copy of an array on this GPU for other functions of the app or tenant, until `expiry` seconds after its last use.
@@ -107,6 +132,20 @@ def end_uses(refs: list[Ref]) -> None:
     for ref in refs:
         with contextlib.suppress(RefError):
             let_go(ref, use_only=True)
+
+
+def drop_all(refs: list[Ref]) -> None:
+    """Nobody needs these any more. What cannot be told of goes when it expires."""
+    for ref in refs:
+        with contextlib.suppress(RefError):
+            ref.drop()
+
+
+def address_of(data: memoryview) -> int:
+    """Where bytes lie; for as long as they are there."""
+    import numpy
+
+    return int(numpy.frombuffer(data, numpy.uint8).ctypes.data)
 
 
 def let_go(ref: Ref, *, use_only: bool) -> None:
@@ -187,41 +226,3 @@ def check_order(shape: tuple[int, ...], strides: tuple[int, ...] | None, step: i
         if size != 1 and stride != step:
             raise SerializationError(f"an array of shape {shape} with strides {tuple(strides)} is not in C order; put a contiguous copy")
         step *= size
-
-
-@dataclass(frozen=True)
-class HandingOn:
-    """What becomes of a call's result for the `uses` that are called with it: arrays on the GPU of at least `least` bytes are put.
-
-    `again`: the call may have been carried out before, and its own uses be over.
-    """
-
-    least: int
-    uses: int
-    expiry: float
-    again: bool = False
-
-    def put(self, value: Any) -> Any:
-        """The value, with references in place of such arrays in it."""
-        if not self.uses:
-            return value
-        if type(value) in (list, tuple):
-            return type(value)(self.put(one) for one in value)
-        if type(value) is dict:
-            return {key: self.put(one) for key, one in value.items()}
-        source = find_on_gpu(value)
-        if source is None or size_of(source.dtype, source.shape) < self.least:
-            return value
-        return replace(keep(source, self.expiry, self.uses), given=True)
-
-
-def resolve(value: Any, found: list[Ref]) -> Any:
-    """The value, with arrays in place of references that are given; those are noted."""
-    if type(value) in (list, tuple):
-        return type(value)(resolve(one, found) for one in value)
-    if type(value) is dict:
-        return {key: resolve(one, found) for key, one in value.items()}
-    if type(value) is Ref and value.given:
-        found.append(value)
-        return get(value)
-    return value

@@ -45,6 +45,11 @@ def header_of(urls: Mapping[str, str]) -> dict[str, str]:
     return {HEADER: ", ".join(f"{name}={quoted(url)}" for name, url in urls.items())} if urls else {}
 
 
+def named_in(headers: Iterable[tuple[str, str]]) -> list[str]:
+    """What the headers of a request, with names in small letters, have in this one."""
+    return [value for name, value in headers if name == HEADER.lower()]
+
+
 def choose(declared: Mapping[str, Data], headers: Iterable[str]) -> Chosen:
     """What the headers of a request name. The gateway has refused what is not allowed; nothing else is taken here either."""
     chosen = {}

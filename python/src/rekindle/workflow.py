@@ -10,13 +10,8 @@ from typing import Any
 
 from rekindle.both import Both, begin
 from rekindle.errors import DeclarationError
-from rekindle.exchange import HandingOn
 from rekindle.function import Function
-
-# From so many bytes on an array is handed on where it lies; below, a call with the array itself takes no longer.
-LEAST = 512 << 10
-# Seconds that a result waits for those who want it, should one of them fail.
-EXPIRY = 60.0
+from rekindle.passing import EXPIRY, LEAST, HandingOn
 
 
 @dataclass(frozen=True, eq=False)

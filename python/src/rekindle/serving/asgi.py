@@ -7,8 +7,9 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from rekindle import tracing
 from rekindle.errors import DeclarationError
-from rekindle.named_data import HEADER
+from rekindle.named_data import named_in
 from rekindle.serving.dispatch import OWN, Dispatch
 
 Message = MutableMapping[str, Any]
@@ -19,9 +20,9 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 TARGET = "rekindle.target"
 
 
-def named(scope: Message) -> list[str]:
-    """The headers that name data."""
-    return [value.decode("latin-1") for name, value in scope["headers"] if name == HEADER.lower().encode()]
+def headers_of(scope: Message) -> list[tuple[str, str]]:
+    """Their names in small letters."""
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
 
 
 def wrap(application: Application, dispatch: Dispatch) -> Application:
@@ -32,9 +33,11 @@ def wrap(application: Application, dispatch: Dispatch) -> Application:
         if scope["type"] == "lifespan":
             await application({**scope, TARGET: dispatch.target}, receive, send)
             return
-        await dispatch.wake()
-        async with dispatch.target.with_data(named(scope)):
-            await application({**scope, TARGET: dispatch.target}, receive, send)
+        headers = headers_of(scope)
+        with tracing.following(tracing.Trace.of(headers)):
+            await dispatch.wake()
+            async with dispatch.target.with_data(named_in(headers)):
+                await application({**scope, TARGET: dispatch.target}, receive, send)
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         body, more = bytearray(), True
@@ -42,7 +45,7 @@ def wrap(application: Application, dispatch: Dispatch) -> Application:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        reply = await dispatch.answer(scope["method"], scope["path"], body, named(scope))
+        reply = await dispatch.answer(scope["method"], scope["path"], body, headers_of(scope))
         headers = [(name.lower().encode(), value.encode()) for name, value in reply.headers]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"".join(reply.pieces)})

@@ -8,11 +8,13 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rekindle import tracing
 from rekindle.marks import Batched
 from rekindle.named_data import CHOSEN, Chosen, key_of
 from rekindle.serving.failures import Raised
 
-Waiting = tuple[inspect.BoundArguments, asyncio.Future[Any], Chosen]
+Here = tuple[tracing.Trace, str] | None
+Waiting = tuple[inspect.BoundArguments, asyncio.Future[Any], Chosen, Here]
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -33,7 +35,7 @@ class Batcher:
         bound.apply_defaults()
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self.waiting.append((bound, future, CHOSEN.get()))
+        self.waiting.append((bound, future, CHOSEN.get(), tracing.HERE.get()))
         if len(self.waiting) >= self.limits.max_batch_size:
             self.send()
         elif self.timer is None:
@@ -59,6 +61,9 @@ class Batcher:
     async def carry_out(self, batch: list[Waiting]) -> None:
         # The task is this batch's alone.
         CHOSEN.set(batch[0][2])
+        calls = [here for *_, here in batch]
+        trace = tracing.together(calls)
+        tracing.HERE.set((trace, "") if trace else None)
         together = self.signature.bind_partial()
         for name in batch[0][0].arguments:
             together.arguments[name] = [bound.arguments[name] for bound, *_ in batch]
@@ -69,13 +74,22 @@ class Batcher:
                     f"{self.function.__qualname__} returned {type(values).__name__} for a batch of {len(batch)}; return a list of as many"
                 )
         except Exception as error:
-            for _, future, _ in batch:
+            tell(trace, calls)
+            for _, future, *_ in batch:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future, _), value in zip(batch, values, strict=True):
+        tell(trace, calls)
+        for (_, future, *_), value in zip(batch, values, strict=True):
             if not future.done():
                 future.set_result(value)
+
+
+def tell(trace: tracing.Trace | None, calls: list[Here]) -> None:
+    """Each request has the spans of the batch."""
+    for here in calls:
+        if trace and here and here[0].is_followed:
+            here[0].adopt(trace.spans, here[1])
 
 
 def bind(function: Callable[..., Any], bound: inspect.BoundArguments) -> Callable[[], Any]:

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from rekindle.client import ABOUT, CALL, KIND, MISUNDERSTOOD, RAISED, READY, RESULT, TIMED_OUT, UNKNOWN
+from rekindle import tracing
+from rekindle.client import ABOUT, CALL, KIND, LEFT, MISUNDERSTOOD, RAISED, READY, RESULT, TIMED_OUT, UNKNOWN
 from rekindle.codec import CONTENT_TYPE, decode, encode
 from rekindle.connections import Pieces
 from rekindle.errors import DataError, SerializationError
-from rekindle.exchange import HandingOn
+from rekindle.named_data import named_in
+from rekindle.passing import HandingOn
 from rekindle.raised import describe
-from rekindle.serving.failures import Late, Raised, Unknown
+from rekindle.serving.failures import Late, Raised, Unknown, Untaken
 from rekindle.serving.target import Target
 
 TEXT = "text/plain; charset=utf-8"
-STATUSES = {RESULT: 200, RAISED: 500, TIMED_OUT: 504, UNKNOWN: 404, MISUNDERSTOOD: 400}
+STATUSES = {RESULT: 200, RAISED: 500, TIMED_OUT: 504, UNKNOWN: 404, MISUNDERSTOOD: 400, LEFT: 409}
 # All that is Rekindle's lies beneath; the rest is an ASGI application's.
 OWN = "/-/"
+
+
+Headers = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Reply:
     kind: str
     pieces: Pieces
+    # Where the time went.
+    spans: tuple[tuple[str, str], ...] = ()
 
     @property
     def status(self) -> int:
@@ -35,7 +43,7 @@ class Reply:
     def headers(self) -> list[tuple[str, str]]:
         content = CONTENT_TYPE if self.kind in (RESULT, RAISED) else TEXT
         length = sum(memoryview(piece).nbytes for piece in self.pieces)
-        return [("Content-Type", content), ("Content-Length", str(length)), (KIND, self.kind)]
+        return [("Content-Type", content), ("Content-Length", str(length)), (KIND, self.kind), *self.spans]
 
 
 def say(kind: str, sentence: str) -> Reply:
@@ -48,8 +56,14 @@ class Dispatch:
     def __init__(self, target: Target, failed: Callable[[], None]) -> None:
         self.target, self.failed = target, failed
 
-    async def answer(self, method: str, path: str, body: bytes | bytearray, named: Iterable[str] = ()) -> Reply:
-        """`named` are the headers that name data."""
+    async def answer(self, method: str, path: str, body: bytes | bytearray, headers: Headers = ()) -> Reply:
+        """The headers have names in small letters."""
+        trace = tracing.Trace.of(headers)
+        with tracing.following(trace):
+            reply = await self.attempt(method, path, body, headers)
+        return replace(reply, spans=tuple(trace.told())) if trace else reply
+
+    async def attempt(self, method: str, path: str, body: bytes | bytearray, headers: Headers) -> Reply:
         try:
             if method == "GET" and path == ABOUT:
                 return Reply(RESULT, encode(self.about()))
@@ -57,7 +71,7 @@ class Dispatch:
                 await self.wake()
                 return Reply(RESULT, encode(True))
             if method == "POST" and path.startswith(CALL):
-                return await self.call(path.removeprefix(CALL), body, named)
+                return await self.call(path.removeprefix(CALL), body, named_in(headers))
             return say(UNKNOWN, f"{method} {path} is nothing that a function of Rekindle's answers; call it by the package rekindle")
         except (DataError, SerializationError) as error:
             return say(MISUNDERSTOOD, str(error))
@@ -67,17 +81,20 @@ class Dispatch:
             traceback.print_exc()
             return Reply(RAISED, describe(error))
 
-    async def call(self, name: str, body: bytes | bytearray, named: Iterable[str]) -> Reply:
-        args, kwargs, *how = decode(body)
+    async def call(self, name: str, body: bytes | bytearray, named: Sequence[str]) -> Reply:
+        on_gpu: list[Any] = []
+        args, kwargs, *how = decode(body, on_gpu)
         handing_on = HandingOn(**how[0]) if how else None
         await self.wake()
         try:
             async with self.target.with_data(named):
-                value = await self.target.call(name, args, kwargs, handing_on)
+                value = await self.target.call(name, args, kwargs, handing_on, bool(on_gpu))
         except Late as late:
             return say(TIMED_OUT, str(late))
         except Unknown as unknown:
             return say(UNKNOWN, str(unknown))
+        except Untaken as untaken:
+            return say(LEFT, str(untaken))
         try:
             return Reply(RESULT, encode(value))
         except SerializationError as error:

@@ -9,6 +9,10 @@ class Unknown(Exception):
     """There is no such method."""
 
 
+class Untaken(Exception):
+    """Arrays that it was given by reference cannot be had here, and nothing was done."""
+
+
 class Raised(Exception):
     """User code raised this, which may be any kind of exception."""
 

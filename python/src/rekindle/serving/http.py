@@ -6,12 +6,10 @@ import asyncio
 
 import h11
 
-from rekindle.named_data import HEADER
 from rekindle.serving.dispatch import Dispatch, Reply
 
 # Of a request's head; the gateway lets no larger one through.
 HEAD = 1 << 17
-NAMED = HEADER.lower().encode()
 ENDED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
 
 
@@ -64,8 +62,8 @@ class Connection(asyncio.Protocol):
     async def answer(self) -> None:
         assert self.request is not None
         method, path = self.request.method.decode(), self.request.target.decode()
-        named = [value.decode("latin-1") for name, value in self.request.headers if name == NAMED]
-        reply = await self.dispatch.answer(method, path.partition("?")[0], self.body, named)
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.request.headers]
+        reply = await self.dispatch.answer(method, path.partition("?")[0], self.body, headers)
         self.reply(reply, method != "HEAD")
         self.answering, self.body = None, bytearray()
         if self.state.our_state is h11.DONE and self.state.their_state is h11.DONE:

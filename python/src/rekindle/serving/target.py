@@ -12,15 +12,19 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rekindle import tracing
 from rekindle.declaration import Declaration
 from rekindle.errors import DataError, RefNotFoundError
-from rekindle.exchange import HandingOn, Ref, end_uses, resolve
+from rekindle.exchange import Ref, end_uses
 from rekindle.marks import Mark
 from rekindle.named_data import CHOSEN, choose, current
+from rekindle.passing import UNTAKEN, HandingOn, resolve
 from rekindle.serving.batch import Batcher
-from rekindle.serving.failures import Late, Raised, Unknown
+from rekindle.serving.failures import Late, Raised, Unknown, Untaken
+from rekindle.serving.parameters import Parameters
 from rekindle.serving.rest import Rest, give_back
 
+Span = contextlib.AbstractContextManager[None]
 # Seconds until one who calls knows that an answer was lost.
 NOTICED = 1.0
 
@@ -36,6 +40,7 @@ class Target:
         self.object: Any = None
         self.methods: dict[str, Callable[..., Any]] = {}
         self.batchers: dict[str, Batcher] = {}
+        self.parameters: dict[str, Parameters] = {}
         self.woken: asyncio.Task[None] | None = None
         # Where memory comes at the first use it goes when the instance rests.
         is_lazy = self.limits.share_memory == "lazy"
@@ -52,6 +57,7 @@ class Target:
         for name, mark in self.declaration.marks():
             if mark.is_method:
                 self.methods[name] = function = self.bound(name)
+                self.parameters[name] = Parameters(function)
                 if mark.batched:
                     self.batchers[name] = Batcher(function, mark.batched, self.run_in_time)
         if self.rest:
@@ -90,55 +96,77 @@ class Target:
             for data in chosen.values():
                 self.threads.submit(data.drop)
 
-    async def call(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn | None = None) -> Any:
+    async def call(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn | None = None, has_arrays: bool = False) -> Any:
+        """`has_arrays`: references or arrays of a GPU are among the arguments."""
         if name not in self.methods:
             raise Unknown(f"{self.declaration.service.full_name} has no method {name!r}; it has {', '.join(self.methods) or 'none'}")
-        async with self.places:
-            self.under_way += 1
+        with tracing.span("queue"):
+            await self.places.acquire()
+        self.under_way += 1
+        if self.rest:
+            self.rest.begin_call()
+        try:
+            if handing_on is None:
+                return await self.carry_out(name, args, kwargs)
+            used: list[Ref] = []
+            if has_arrays:
+                args, kwargs = await self.take(name, args, kwargs, handing_on, used)
+            return await self.hand_on(name, args, kwargs, handing_on, used)
+        finally:
+            self.under_way -= 1
+            self.places.release()
             if self.rest:
-                self.rest.begin_call()
-            try:
-                if handing_on is None:
-                    return await self.carry_out(name, args, kwargs)
-                return await self.hand_on(name, args, kwargs, handing_on)
-            finally:
-                self.under_way -= 1
-                if self.rest:
-                    self.rest.end_call(self.under_way)
+                self.rest.end_call(self.under_way)
 
     async def carry_out(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         batcher = self.batchers.get(name)
         if batcher:
-            return await batcher.call(args, kwargs)
+            with tracing.span("batch"):
+                return await batcher.call(args, kwargs)
         return await self.run_in_time(functools.partial(self.methods[name], *args, **kwargs))
 
-    async def hand_on(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn) -> Any:
-        """With arrays in place of references that were given. Their uses are over when the call has a result, or a while later if
-        it may be made again; of all its tries the first that has one ends them."""
-        used: list[Ref] = []
+    async def take(
+        self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn, used: list[Ref]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with arrays in place of references that were given, which are noted."""
+
+        def take() -> tuple[list[Any], dict[str, Any]]:
+            return self.parameters[name].made(*resolve((args, kwargs), used))
+
         try:
-            args, kwargs = await self.run(functools.partial(resolve, (args, kwargs), used))
+            taken: tuple[list[Any], dict[str, Any]] = await self.run(take, tracing.span("arrays"))
+            return taken
         except Raised as raised:
+            if handing_on.held and isinstance(raised.error, UNTAKEN):
+                raise Untaken(str(raised.error)) from raised
             if handing_on.again and isinstance(raised.error, RefNotFoundError):
                 raise Raised(self.came_too_late(name, raised.error)) from raised
             raise
+
+    async def hand_on(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn, used: list[Ref]) -> Any:
+        """What was taken, and is not held by the caller, has a use, which is over when the call has a result, or a while later if
+        it may be made again; of all its tries the first that has one ends it."""
         try:
             value = await self.carry_out(name, args, kwargs)
         except Raised:
             # Its frames have the arrays, and are part of a cycle once it is answered.
-            asyncio.get_running_loop().call_soon(gc.collect)
+            if used or not handing_on.held:
+                asyncio.get_running_loop().call_soon(gc.collect)
             raise
 
         retries = self.limits.retries
 
         def finish() -> Any:
-            result = handing_on.put(value)
-            if not retries.max_retries:
+            begin, given = tracing.now(), [0]
+            result = handing_on.put(value, given)
+            if given[0]:
+                tracing.note("arrays", begin)
+            if not retries.max_retries and not handing_on.held:
                 end_uses(used)
             return result
 
         result = await self.run(finish)
-        if used and retries.max_retries and not handing_on.again:
+        if used and retries.max_retries and not handing_on.again and not handing_on.held:
             # Should the answer be lost, the next try finds them.
             wait = min(retries.span() + NOTICED, handing_on.expiry)
             asyncio.get_running_loop().call_later(wait, lambda: self.threads.submit(end_uses, used))
@@ -154,16 +182,18 @@ class Target:
         limit = asyncio.timeout(self.limits.timeout)
         try:
             async with limit:
-                return await self.run(function)
+                return await self.run(function, tracing.method())
         except TimeoutError:
             name = self.declaration.service.full_name
             raise Late(f"{name} took longer than {self.limits.timeout:g} s; raise `timeout`, or have it do less") from None
 
-    async def run(self, function: Callable[[], Any]) -> Any:
-        """Its value. A coroutine has the loop, all else a thread."""
+    async def run(self, function: Callable[[], Any], span: Span | None = None) -> Any:
+        """Its value. A coroutine has the loop, all else a thread. It may be a span of the request's."""
+        spanned = span or contextlib.nullcontext()
         if is_coroutine(function):
             try:
-                value = await function()
+                with spanned:
+                    value = await function()
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
@@ -174,7 +204,7 @@ class Target:
             return value
         threads = self.threads
         try:
-            value, raised = await asyncio.get_running_loop().run_in_executor(threads, contextvars.copy_context().run, outcome, function)
+            value, raised = await asyncio.get_running_loop().run_in_executor(threads, contextvars.copy_context().run, outcome, function, spanned)
         except asyncio.CancelledError:
             # Its thread cannot be stopped. The others go on there to their ends, and who comes gets another one.
             if self.threads is threads:
@@ -191,7 +221,8 @@ class Target:
         """What was dumped is in its store when the call ends; that it is not is why a call fails that did not fail otherwise."""
         for data in map(current, self.declaration.data.values()):
             if data.is_dumping:
-                _, problem = await asyncio.get_running_loop().run_in_executor(self.threads, outcome, data.finish)
+                with tracing.span("dump"):
+                    _, problem = await asyncio.get_running_loop().run_in_executor(self.threads, outcome, data.finish)
                 if problem is not None and raised is None:
                     raise Raised(problem) from problem
 
@@ -206,10 +237,11 @@ class Target:
             raise Raised(error) from raised
 
 
-def outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def outcome(function: Callable[[], Any], within: Span | None = None) -> tuple[Any, BaseException | None]:
     """Whatever it raises must not end the thread's loop."""
     try:
-        return function(), None
+        with within or contextlib.nullcontext():
+            return function(), None
     except BaseException as error:
         return None, error
 

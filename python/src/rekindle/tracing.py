@@ -1,0 +1,159 @@
+"""Where the time of a request goes in its instance: spans of the request's trace, which the gateway is told with the answer.
+
+    traceparent ─▶ Trace ─ span("queue"), span("method") … ─▶ Rekindle-Spans: queue;begin;took;id;, method;…
+                     └─ calls of other functions: a traceparent that names the span they are made in
+
+Where no trace is followed a span costs the look at a variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from rekindle import driver
+
+# What a request says of its trace, and what an answer says of where the time went.
+PARENT, STATE, SPANS = "traceparent", "tracestate", "Rekindle-Spans"
+# How many spans of a request are told.
+MOST = 60
+
+KNOWN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+SAMPLED = 1
+# What work on the GPU has waited for, as the library numbers it.
+WAITED = ("wait for data", "wait for image")
+# The last times, which several requests may be told of.
+waits: deque[tuple[int, int, int]] = deque(maxlen=driver.WAITS)
+
+
+@dataclass
+class Span:
+    """Times are in microseconds, the first since 1970. `within`: the span that it is a part of; none: the request's own."""
+
+    name: str
+    begin: int
+    # None for as long as it goes on.
+    took: int | None
+    id: str
+    within: str
+
+
+class Trace:
+    """Of one request."""
+
+    def __init__(self, id: str, parent: str, flags: str, state: str) -> None:
+        self.id, self.parent, self.flags, self.state = id, parent, flags, state
+        self.spans: list[Span] = []
+
+    @classmethod
+    def of(cls, headers: Iterable[tuple[str, str]]) -> Trace | None:
+        """The trace that a request is in, by its headers."""
+        found = {name: value for name, value in headers if name in (PARENT, STATE)}
+        known = KNOWN.fullmatch(found.get(PARENT, ""))
+        return cls(*known.groups(), found.get(STATE, "")) if known else None
+
+    @property
+    def is_followed(self) -> bool:
+        return bool(int(self.flags, 16) & SAMPLED)
+
+    def adopt(self, spans: list[Span], within: str) -> None:
+        """What was done for several requests at once is a part of this one's, too."""
+        ids = {"": within}
+        for one in spans:
+            ids[one.id] = secrets.token_hex(8)
+            self.spans.append(Span(one.name, one.begin, one.took, ids[one.id], ids[one.within]))
+
+    def note(self, name: str, begin: int, took: int, within: str) -> None:
+        self.spans.append(Span(name, begin, took, secrets.token_hex(8), within))
+
+    def told(self) -> list[tuple[str, str]]:
+        """The header of the answer. A span stands behind the one that it is a part of."""
+        took = lambda one: now() - one.begin if one.took is None else one.took  # noqa: E731
+        spans = [f"{one.name};{one.begin};{took(one)};{one.id};{one.within}" for one in self.spans[:MOST]]
+        return [(SPANS, ", ".join(spans))] if spans else []
+
+
+# The trace that this is done in, and the span.
+HERE: ContextVar[tuple[Trace, str] | None] = ContextVar("rekindle_trace", default=None)
+
+
+def now() -> int:
+    return time.time_ns() // 1000
+
+
+@contextlib.contextmanager
+def span(name: str) -> Iterator[None]:
+    """What is done in it is a span of the request that it is done for, if that is followed."""
+    here = HERE.get()
+    if here is None or not here[0].is_followed:
+        yield
+        return
+    trace, within = here
+    made = Span(name, now(), None, secrets.token_hex(8), within)
+    trace.spans.append(made)
+    token = HERE.set((trace, made.id))
+    try:
+        yield
+    finally:
+        HERE.reset(token)
+        made.took = now() - made.begin
+
+
+def note(name: str, begin: int) -> None:
+    """What has begun then and is over now was a span of the request."""
+    here = HERE.get()
+    if here and here[0].is_followed:
+        here[0].note(name, begin, now() - begin, here[1])
+
+
+@contextlib.contextmanager
+def method() -> Iterator[None]:
+    """What is done in it is the user's method, and a part of that is what its work on the GPU has waited for."""
+    begin = now()
+    with span("method"):
+        try:
+            yield
+        finally:
+            here = HERE.get()
+            if here and here[0].is_followed and driver.is_used():
+                # There may be no context here, and so no work.
+                with contextlib.suppress(driver.DriverError):
+                    waits.extend(driver.waits())
+                for what, since, took in list(waits):
+                    if since + took >= begin:
+                        here[0].note(WAITED[what], since, took, here[1])
+
+
+@contextlib.contextmanager
+def following(trace: Trace | None) -> Iterator[None]:
+    """What is done in it is done for a request of this trace."""
+    token = HERE.set((trace, "") if trace else None)
+    try:
+        yield
+    finally:
+        HERE.reset(token)
+
+
+def together(calls: list[tuple[Trace, str] | None]) -> Trace | None:
+    """A trace for what is done for several requests at once: of the first that is followed. They adopt its spans."""
+    for here in calls:
+        if here and here[0].is_followed:
+            trace, within = here
+            return Trace(trace.id, within or trace.parent, trace.flags, trace.state)
+    return None
+
+
+def headers() -> dict[str, str]:
+    """What a call of another function says of the trace that it is made in."""
+    here = HERE.get()
+    if here is None:
+        return {}
+    trace, within = here
+    parent = {PARENT: f"00-{trace.id}-{within or trace.parent}-{trace.flags}"}
+    return parent | ({STATE: trace.state} if trace.state else {})
