@@ -89,6 +89,21 @@ def test_a_request_has_spans_of_its_queue_its_instance_s_coming_and_the_program(
         assert collector.one(**{"rekindle.request_id": "no"}) is None
 
 
+def test_what_a_program_tells_of_its_time_is_below_it_and_no_client_s():
+    with collecting() as (collector, address), begun(OTEL_EXPORTER_OTLP_ENDPOINT=address) as rekindle:
+        web = Web(rekindle)
+        status, headers, _ = request(web, "first", "/spans")
+        assert status == 200 and "rekindle-spans" not in {name.lower() for name in headers}
+        first = come(rekindle, collector, "first")
+        (program,) = [one for one in collector.below(first) if one.name == "program"]
+        own, early = collector.below(program)
+        (part,) = collector.below(own)
+        assert (own.name, own.id, early.name, part.name, part.id) == ("own", "a" * 16, "early", "part", "b" * 16)
+        assert own.end - own.begin == 200_000 and part.end - part.begin == 100_000 and own.begin < part.begin
+        # Nothing of a program was before it had the request.
+        assert early.begin == early.end == program.begin
+
+
 def test_whoever_is_not_sampled_is_told_so_and_nobody_is_asked():
     with collecting() as (collector, address):
         settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_TRACES_SAMPLER": "parentbased_always_off"}

@@ -82,10 +82,12 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     disable_nagle_algorithm = True
 
-    def say(self, body, status=200):
+    def say(self, body, status=200, spans=None):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        if spans:
+            self.send_header("Rekindle-Spans", spans)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -148,6 +150,10 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(3)
         elif path == "/ready":
             self.say(b"{}", 200 if os.path.exists(name) else 503)
+        elif path == "/spans":
+            now = time.time_ns() // 1000
+            spans = f"own;{now - 300};200;{'a' * 16};, part;{now - 250};100;{'b' * 16};{'a' * 16}, early;1;1;{'c' * 16};, nonsense"
+            self.say(b"{}", spans=spans)
         elif path == "/crash":
             os._exit(3)
         elif path == "/close":
