@@ -185,6 +185,24 @@ def test_a_function_of_another_app_has_them_by_their_bytes(tmp_path):
         assert caller.double.remote(COUNT)[0] == "DeviceArray" and node.sizes("passing-Taker", 1)[0][0] < LITTLE
 
 
+@pytest.mark.parametrize("options", ['gpu="emulated", share=False', 'gpu=f"emulated:{int(is_taker)}"'])
+def test_contexts_of_one_s_own_and_other_gpus_have_them_too(tmp_path, options):
+    with passing_with(tmp_path) as node:
+        file = node.deployer.directory / "passing.py"
+        source = (APPS / "passing.py").read_text()
+        for name in ("Taker", "Dying", "Slow", "Caller"):
+            before, after = source.split(f"class {name}(")
+            before, decorator, rest = before.rpartition("@app.cls(")
+            own = options.replace("int(is_taker)", str(int(name == "Taker")))
+            source = before + decorator + rest.replace('gpu="emulated"', own) + f"class {name}(" + after
+        file.write_text(source)
+        node.deployer(file)
+        caller = node.find("Caller")
+        assert numpy.array_equal(caller.double.remote(COUNT, times=3)[1], 2 * GIVEN)
+        assert all(sent < LITTLE and answered < LITTLE for sent, answered in node.sizes("passing-Taker", 3))
+        node.is_empty()
+
+
 def test_what_has_no_room_is_said_as_that(tmp_path):
     with passing_with(tmp_path, REKINDLE_EXCHANGE_GPU="2M", REKINDLE_EXCHANGE_HOST="1M") as node:
         caller = node.deploy()

@@ -18,7 +18,7 @@ from rekindle.errors import DataError, RefNotFoundError
 from rekindle.exchange import Ref, end_uses
 from rekindle.marks import Mark
 from rekindle.named_data import CHOSEN, choose, current
-from rekindle.passing import UNTAKEN, HandingOn, resolve
+from rekindle.passing import PLAIN, UNTAKEN, HandingOn, resolve
 from rekindle.serving.batch import Batcher
 from rekindle.serving.failures import Late, Raised, Unknown, Untaken
 from rekindle.serving.parameters import Parameters
@@ -154,6 +154,8 @@ class Target:
                 asyncio.get_running_loop().call_soon(gc.collect)
             raise
 
+        if type(value) in PLAIN and not used:
+            return value
         retries = self.limits.retries
 
         def finish() -> Any:
