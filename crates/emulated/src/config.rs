@@ -28,8 +28,8 @@ pub struct Config {
     pub green: bool,
     /// Host threads that one device's kernels run on; 0 is one a core.
     pub threads: u32,
-    /// Where processes note what they have of the memory, so that all have it together, as of a real GPU; none: each
-    /// process has all of it by itself.
+    /// Where processes note what they have of the memory and of the link, so that all have them together, as of a real GPU;
+    /// none: each process has all by itself.
     pub common: Option<PathBuf>,
 }
 

@@ -22,6 +22,7 @@ use crate::arrays::Arrays;
 use crate::attributes::LIMIT_HEAP;
 use crate::common::Common;
 use crate::context::{Context, Contexts};
+use crate::copy_engines::CopyEngines;
 use crate::function::Kernel;
 use crate::graph::Action;
 use crate::module::LoadedModule;
@@ -71,7 +72,9 @@ impl EmulatedDevice {
             heap_limit: AtomicU64::new(heap),
             conditions: Mutex::default(),
         };
-        let executor = Executor::new(Arc::clone(&space), services, config);
+        let engines = CopyEngines::open(config.bandwidth, config.common.as_deref(), device);
+        let engines = engines.map_err(Error::Common)?;
+        let executor = Executor::new(Arc::clone(&space), services, config, engines);
         Ok(EmulatedDevice {
             context: Context::new(info.index, Scheduler::new(executor), machine),
             info,

@@ -23,6 +23,7 @@ mod common;
 mod config;
 mod context;
 mod cooperative;
+mod copy_engines;
 mod device;
 mod error;
 mod fatbin;

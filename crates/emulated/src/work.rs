@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rekindle_cuda::{
@@ -18,6 +17,7 @@ use crate::access::{self, Miss, Piece};
 use crate::arena::Arena;
 use crate::arrays::Storage;
 use crate::attributes::{CLOCK_KHZ, SHARED_OPTIN};
+use crate::copy_engines::{CopyEngines, nanoseconds};
 use crate::function::{Kernel, is_cooperative};
 use crate::output::Output;
 use crate::space::{AddressKind, Space};
@@ -110,25 +110,26 @@ pub(crate) struct Executor {
     pub services: Arc<Services>,
     pub multiprocessors: u32,
     space: Arc<Space>,
-    bandwidth: u64,
     pool: ThreadPool,
     /// Held by the cooperative kernel that runs.
     cooperative: Mutex<()>,
-    /// When each copy engine is next free at the set bandwidth: up, down.
-    free_at: [Mutex<Instant>; 2],
+    engines: CopyEngines,
 }
 
 impl Executor {
-    pub fn new(space: Arc<Space>, services: Services, config: &crate::Config) -> Executor {
-        let now = Instant::now();
+    pub fn new(
+        space: Arc<Space>,
+        services: Services,
+        config: &crate::Config,
+        engines: CopyEngines,
+    ) -> Executor {
         Executor {
             services: Arc::new(services),
             multiprocessors: config.multiprocessors,
             space,
-            bandwidth: config.bandwidth,
             pool: ThreadPool::new(config.compute_threads()),
             cooperative: Mutex::new(()),
-            free_at: [Mutex::new(now), Mutex::new(now)],
+            engines,
         }
     }
 
@@ -192,30 +193,15 @@ impl Executor {
     }
 
     fn copy(&self, copy: &Copy3D, engine: Engine) -> Result<(), Failure> {
-        let start = Instant::now();
+        let since = nanoseconds();
         access::copy(pieces(copy), || self.is_cancelled()).map_err(|miss| copy_failure(miss, "copy"))?;
         let engine = match engine {
-            Engine::Up => &self.free_at[0],
-            Engine::Down => &self.free_at[1],
+            Engine::Up => 0,
+            Engine::Down => 1,
             _ => return Ok(()),
         };
-        if self.bandwidth > 0 {
-            let bytes = copy.width * copy.height * copy.depth;
-            let takes = Duration::from_secs_f64(bytes as f64 / self.bandwidth as f64);
-            let until = {
-                let mut free_at = engine.lock();
-                // What a sleep overshot is made up for by the next copy, but idle time is not.
-                *free_at = (*free_at).max(start - takes.min(Duration::from_millis(2))) + takes;
-                *free_at
-            };
-            while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-            {
-                if self.is_cancelled() {
-                    break;
-                }
-                std::thread::sleep(left.min(Duration::from_millis(20)));
-            }
-        }
+        let bytes = copy.width * copy.height * copy.depth;
+        self.engines.pass(engine, bytes, since, || self.is_cancelled());
         Ok(())
     }
 
