@@ -1,18 +1,26 @@
-"""Programs that copy at once, most of them in a context that they share, over a link of 256 MB/s."""
+"""Programs that copy at once over a link of 256 MB/s: in a context that they share, or in one each on a GPU of 64 MB/s."""
 
+import contextlib
 import json
 import os
 import signal
+import statistics
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rekindle import CommandError, Rekindle
+from test_bad_input import kill_daemon
 
 COPIES = Path(__file__).parent / "link/copies.py"
 GPU = "emulated:bandwidth=256M"
 # What is under way when somebody comes takes 16 ms.
 LINK = "piece=1M,window=4M"
+
+
+# Copies of 4 MB take 63 ms there alone, and what is under way of other workers' for programs 8 ms.
+SLOW, SLOW_LINK = "emulated:bandwidth=64M,common={}", "piece=256K,window=1M"
 
 
 @pytest.fixture
@@ -186,3 +194,106 @@ def test_settings_of_the_link_that_are_none_are_said(begin):
         start(rekindle, "flood", "flood")
         rekindle.wait_lines("flood", 1)
         raise AssertionError("it ran")
+
+
+class OneGpu:
+    """Programs on one GPU whose link all workers have: `timed` copies all the time, `filled` has 48 MB."""
+
+    def __init__(self, rekindle):
+        self.rekindle, self.mark = rekindle, rekindle.root / "mark"
+        self.gpu = SLOW.format(rekindle.root / "common")
+
+    def run(self, name, *program, options=()):
+        self.rekindle("run", "-d", *options, "--name", name, "--gpu", self.gpu, "--", sys.executable, COPIES, *program)
+        self.rekindle.wait_lines(name, 1)
+
+    def fill(self, name, seed, options=()):
+        self.run(name, "filled", 48, seed, self.mark, options=options)
+
+    def times(self):
+        """When each round of `timed` began, and how long its copies to the GPU and back took."""
+        rounds = [tuple(map(float, line.split())) for line in self.rekindle.lines("timed")]
+        return [(began, there - began, back - there) for began, there, back in rounds]
+
+    def alone(self):
+        """What a copy to the GPU takes, and one back."""
+        begun = len(self.rekindle.lines("timed"))
+        self.rekindle.wait_lines("timed", begun + 6)
+        _, *ways = zip(*self.times()[begun:], strict=True)
+        return [statistics.median(way) for way in ways]
+
+    def beside_a_drain(self, name):
+        """How many times as long copies to the host take while the checkpoint of a program that goes on is written."""
+        _, alone = self.alone()
+        began = time.monotonic()
+        report = self.rekindle.json("checkpoint", name, "--to", name, "--leave-running")
+        (drain,) = [phase for phase in report["phases"] if phase["name"] == "drain"]
+        start = began + drain["start_us"] / 1e6
+        end = start + drain["duration_us"] / 1e6
+        beside = [back for at, there, back in self.times() if start <= at + there and at + there + back <= end]
+        assert len(beside) >= 4, (drain, self.times()[-10:])
+        return statistics.median(beside) / alone
+
+    def are_right(self, *names):
+        """What they have is what they were filled with."""
+        self.mark.touch()
+        for name in names:
+            self.rekindle.wait(lambda name=name: "right" in self.rekindle.lines(name), f"{name} to compare")
+
+
+SHARED = ("--share", "us")
+
+
+@pytest.mark.parametrize(("timed", "drained"), [((), ()), (SHARED, ()), ((), SHARED)], ids=["own", "shared-own", "own-shared"])
+def test_what_a_program_copies_goes_before_what_is_copied_for_those_of_other_workers(begin, timed, drained):
+    rekindle = begin(SLOW_LINK)
+    gpu = OneGpu(rekindle)
+    gpu.fill("third", 3)
+    rekindle("checkpoint", "third", "--to", "third", "--stop")
+    gpu.fill("second", 2, options=drained)
+    gpu.run("timed", "timed", options=timed)
+    assert gpu.beside_a_drain("second") < 1.4
+    to_gpu, _ = gpu.alone()
+    began = time.monotonic()
+    rekindle("restore", "-d", "third", "--name", "again", "--gpu", gpu.gpu)
+    gpu.are_right("second", "again")
+    beside = [there for at, there, _ in gpu.times() if at >= began]
+    assert statistics.median(beside) < 1.4 * to_gpu, beside
+    assert len({worker(rekindle, name) for name in ("second", "again", "timed")}) == 3
+
+
+def test_without_the_scheduler_it_shares_the_link_with_that(begin):
+    gpu = OneGpu(begin("off"))
+    gpu.fill("second", 2)
+    gpu.run("timed", "timed")
+    assert gpu.beside_a_drain("second") > 1.4
+
+
+def test_whoever_is_killed_with_the_link_is_waited_for_no_longer(begin):
+    rekindle = begin(SLOW_LINK)
+    gpu = OneGpu(rekindle)
+    gpu.fill("second", 2)
+    gpu.run("flood", "flood")
+    # It copies from one end to the other, and gets a turn now and then alone beside that.
+    checkpoint = rekindle.begin("checkpoint", "second", "--to", "second", "--leave-running")
+    os.kill(worker(rekindle, "flood"), signal.SIGKILL)
+    checkpoint.end()
+    gpu.run("timed", "timed")
+    gpu.fill("victim", 4)
+    checkpoint = rekindle.begin("checkpoint", "victim", "--to", "victim", "--leave-running")
+    os.kill(worker(rekindle, "victim"), signal.SIGKILL)
+    with contextlib.suppress(CommandError):
+        checkpoint.end()
+    gpu.fill("fresh", 5)
+    assert gpu.beside_a_drain("fresh") < 1.4
+    gpu.are_right("second", "fresh")
+
+
+def test_workers_share_the_link_with_those_of_the_next_daemon(begin):
+    rekindle = begin(SLOW_LINK)
+    gpu = OneGpu(rekindle)
+    gpu.run("timed", "timed")
+    kill_daemon(rekindle)
+    gpu.fill("second", 2)
+    assert gpu.beside_a_drain("second") < 1.4
+    gpu.are_right("second")

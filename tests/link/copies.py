@@ -3,6 +3,8 @@
 copies.py flood           copies 256 MB at once to the GPU, again and again: `round N`
 copies.py beside MARK     once the file MARK is there, times of small and of large copies in seconds, as one line of JSON
 copies.py steady          copies 4 MB at once to the GPU, four of them always under way: `copies N` after each eighth
+copies.py timed           4 MB to the GPU and back again and again: when it began, was there and was back, in seconds
+copies.py filled MB SEED MARK   fills so much of the GPU's memory; compares it once the file MARK is there: `filled`, `right`
 copies.py random SEED     random copies on several streams of all GPUs, all of them compared: `round N right`
 copies.py between         copies 2 MB from the first GPU to the second and back, four of them always under way, all of them compared: `round N right`
 """
@@ -53,6 +55,31 @@ def steady():
         call("cuEventRecord", events[number % depth], stream)
         if number % 8 == 7:
             print("copies", number + 1, flush=True)
+
+
+def timed():
+    count = 4 * MB
+    source, buffer = pinned(count), int(call("cuMemAlloc", count))
+    stream = call("cuStreamCreate", 1)
+    while True:
+        times = [time.monotonic()]
+        for to, copy in ((True, "cuMemcpyHtoDAsync"), (False, "cuMemcpyDtoHAsync")):
+            call(copy, *((buffer, source.ctypes.data) if to else (source.ctypes.data, buffer)), count, stream)
+            call("cuStreamSynchronize", stream)
+            times.append(time.monotonic())
+        print(*times, flush=True)
+
+
+def filled(count, seed, mark):
+    content = np.random.default_rng(int(seed)).integers(0, 256, int(count) * MB, np.uint8)
+    buffer, found = int(call("cuMemAlloc", content.size)), np.empty_like(content)
+    call("cuMemcpyHtoD", buffer, content.ctypes.data, content.size)
+    print("filled", flush=True)
+    while not Path(mark).exists():
+        time.sleep(0.02)
+    call("cuMemcpyDtoH", found.ctypes.data, buffer, content.size)
+    print("right" if np.array_equal(found, content) else "wrong", flush=True)
+    time.sleep(1000)
 
 
 def beside(mark):
@@ -160,4 +187,12 @@ def between():
 
 
 open_device()
-{"flood": flood, "steady": steady, "beside": beside, "between": between, "random": lambda seed: random_copies(int(seed))}[sys.argv[1]](*sys.argv[2:])
+{
+    "flood": flood,
+    "steady": steady,
+    "timed": timed,
+    "filled": filled,
+    "beside": beside,
+    "between": between,
+    "random": lambda seed: random_copies(int(seed)),
+}[sys.argv[1]](*sys.argv[2:])

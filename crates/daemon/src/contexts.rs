@@ -109,8 +109,9 @@ impl Contexts {
         let left = address.clone();
         let output = address.log.clone();
         let purpose = Purpose::Shared { tenant: &share.tenant, keep: self.paths.context_keep };
-        let data = self.paths.data_socket();
-        let start = Start { program: &self.program, address, gpu, output: &output, purpose, data };
+        let (data, links) = (self.paths.data_socket(), self.paths.links());
+        let (program, output) = (&*self.program, &*output);
+        let start = Start { program, address, gpu, output, purpose, data, links };
         Worker::start(&start, Box::new(move |worker| forget(&left, worker)))
     }
 

@@ -33,6 +33,9 @@ pub struct Greeting {
     pub version: u32,
 }
 
+/// By this variable workers are told in which directory the pages are by which those of one GPU share its link.
+pub const LINKS_VARIABLE: &str = "REKINDLE_LINKS";
+
 /// The worker's number for a client.
 pub type ClientNumber = u32;
 /// The client that a worker has from the start.

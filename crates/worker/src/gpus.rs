@@ -13,10 +13,11 @@ use rekindle_protocol::worker::{Portion, ShareMemory};
 use crate::code::CodeCache;
 use crate::data::Basin;
 use crate::gpu::OpenedDriver;
+use crate::gpu_link::GpuLink;
 use crate::hashing::Hasher;
 use crate::image::BlockPool;
 use crate::memory::Regions;
-use crate::shared::{ClientDevice, Common, DivisionMember, PortionError};
+use crate::shared::{ClientDevice, Common, DivisionMember, LinkSettings, PortionError};
 
 /// As many as keep both directions of the link busy.
 const COPY_STREAMS: usize = 4;
@@ -39,8 +40,11 @@ pub(crate) struct Gpus {
 
 /// Whose the contexts are.
 enum Source {
-    /// They are made for the one client.
-    Own,
+    /// They are made for the one client, or for those that are to share them.
+    Own {
+        /// How the link is shared with other workers.
+        link: Option<LinkSettings>,
+    },
     /// Others have them too, and the client has a view of each.
     Shared {
         common: Arc<Common>,
@@ -70,11 +74,13 @@ pub(crate) struct GpuContext {
     pub copies: Vec<Stream>,
     /// Hashes what is copied, where the device does that.
     pub hasher: Option<Arc<Hasher>>,
+    /// Its place at the GPU's link, which other workers have too. A client's view has none: its context has.
+    pub link: Option<Arc<GpuLink>>,
 }
 
 impl Gpus {
     /// The first GPU's context is made now, for it takes long.
-    pub(crate) fn new(opened: OpenedDriver) -> Result<Gpus> {
+    pub(crate) fn new(opened: OpenedDriver, link: Option<LinkSettings>) -> Result<Gpus> {
         let OpenedDriver { platform, gpus, real_driver, in_pieces, .. } = opened;
         let slot = |(position, index): (usize, &usize)| {
             let info = platform.devices().get(*index).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
@@ -82,7 +88,7 @@ impl Gpus {
             Ok(Slot { index: *index, info, context: OnceLock::new() })
         };
         let gpus = Gpus {
-            source: Source::Own,
+            source: Source::Own { link },
             slots: gpus.iter().enumerate().map(slot).collect::<Result<_>>()?,
             platform,
             real_driver,
@@ -137,7 +143,7 @@ impl Gpus {
     /// Where memory to copy through is to be had, if clients share it.
     pub(crate) fn block_pool(&self) -> Option<&Arc<BlockPool>> {
         match &self.source {
-            Source::Own => None,
+            Source::Own { .. } => None,
             Source::Shared { common, .. } => Some(&common.block_pool),
         }
     }
@@ -155,7 +161,7 @@ impl Gpus {
     /// What a client has of contexts that it shares.
     pub(crate) fn portion(&self) -> Option<Portion> {
         match &self.source {
-            Source::Own => None,
+            Source::Own { .. } => None,
             Source::Shared { portion, .. } => Some(*portion.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }
@@ -188,7 +194,7 @@ impl Gpus {
     /// Why the client cannot have what it is to have of a context.
     pub(crate) fn refused(&self) -> Option<&PortionError> {
         match &self.source {
-            Source::Own => None,
+            Source::Own { .. } => None,
             Source::Shared { refused, .. } => refused.get(),
         }
     }
@@ -224,7 +230,7 @@ impl Gpus {
     /// What a client has of contexts that it shares.
     fn views(&self) -> Vec<Arc<ClientDevice>> {
         match &self.source {
-            Source::Own => Vec::new(),
+            Source::Own { .. } => Vec::new(),
             Source::Shared { views, .. } => {
                 let views = views.lock().unwrap_or_else(PoisonError::into_inner);
                 views.iter().map(|(view, _)| view.clone()).collect()
@@ -271,12 +277,12 @@ impl Gpus {
             return Ok(context.clone());
         }
         let context = Arc::new(match &self.source {
-            Source::Own => GpuContext::new(self.platform.open(slot.index)?, device)?,
+            Source::Own { link } => GpuContext::new(self.platform.open(slot.index)?, device, *link)?,
             Source::Shared { common, views, portion, refused, .. } => {
                 let portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
                 let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
-                let link = common.link(device, &shared.device)?;
+                let link = common.link(device, &shared)?;
                 let pieces = common.pieces(device);
                 let view = ClientDevice::new(shared.device.clone(), link, pieces, common.health.clone())?;
                 view.set_link_weight(portion.link_weight);
@@ -313,12 +319,13 @@ impl Gpus {
 }
 
 impl GpuContext {
-    fn new(device: Arc<dyn Device>, index: usize) -> Result<GpuContext> {
+    fn new(device: Arc<dyn Device>, index: usize, link: Option<LinkSettings>) -> Result<GpuContext> {
         device.bind()?;
         let copies = copy_streams(&*device)?;
         let hasher = Hasher::open(device.clone());
         let info = DeviceInfo { index: index as u32, ..device.info().clone() };
-        Ok(GpuContext { info, copies, hasher, device })
+        let link = GpuLink::open(&device, link);
+        Ok(GpuContext { info, copies, hasher, device, link })
     }
 
     /// The same context as one of its clients has it.
@@ -326,7 +333,7 @@ impl GpuContext {
         let copies = copy_streams(&*view)?;
         copies.iter().for_each(|stream| view.set_background(*stream));
         let hasher = shared.hasher.as_ref().map(|hasher| Arc::new(hasher.through(view.clone())));
-        Ok(GpuContext { info: shared.info.clone(), copies, hasher, device: view })
+        Ok(GpuContext { info: shared.info.clone(), copies, hasher, device: view, link: None })
     }
 }
 

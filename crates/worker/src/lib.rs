@@ -22,6 +22,7 @@ mod dispatch;
 mod driver_half;
 mod exchange;
 mod gpu;
+mod gpu_link;
 mod gpus;
 mod hashing;
 mod host_memory;

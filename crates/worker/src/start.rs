@@ -21,6 +21,7 @@ use crate::gpu::{OpenError, OpenedDriver};
 use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::ondemand::Conversations;
+use crate::shared::LinkSettings;
 use crate::{image, keeper, ondemand, shared};
 
 /// Runs a worker; `arguments` are those after `rekindled worker`.
@@ -133,7 +134,8 @@ fn serve_as(
 /// A client without a program yet, on GPUs of which the first has a context.
 pub(crate) fn first_client(opened: OpenedDriver, link: Arc<Link>) -> Result<Client, OpenError> {
     let output = opened.output.clone();
-    let client = Gpus::new(opened).and_then(|gpus| Client::new(Arc::new(gpus), output, link));
+    let settings = LinkSettings::from_env()?;
+    let client = Gpus::new(opened, settings).and_then(|gpus| Client::new(Arc::new(gpus), output, link));
     client.map_err(OpenError::Context)
 }
 

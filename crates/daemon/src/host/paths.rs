@@ -229,6 +229,11 @@ impl Paths {
         self.runs.join(format!("elsewhere-{}.sock", self.name))
     }
 
+    /// The pages by which the workers of a GPU share its link. They outlive a daemon, as workers do.
+    pub fn links(&self) -> PathBuf {
+        self.runs.join("links").join(&self.name)
+    }
+
     /// Where processes listen whose contexts are shared.
     pub fn contexts(&self) -> PathBuf {
         self.runs.join(format!("contexts-{}", self.name))

@@ -86,8 +86,9 @@ impl WorkerPool {
             }
             next = self.pick(gpu);
         }
-        let (purpose, data) = (Purpose::Program, self.spares.data());
-        Worker::start(&Start { program: &self.program, address, gpu, output, purpose, data }, on_end())
+        let (data, links) = (self.spares.data(), self.spares.links());
+        let (program, purpose) = (&*self.program, Purpose::Program);
+        Worker::start(&Start { program, address, gpu, output, purpose, data, links }, on_end())
     }
 
     /// A worker that has what it copies through ready before anybody takes it: one that waits, or a new one.

@@ -39,7 +39,8 @@ impl Spares {
             gpu,
             output: Path::new("/dev/null"),
             purpose: Purpose::Spare,
-            data: self.paths.data_socket(),
+            data: self.data(),
+            links: self.links(),
         };
         let on_end: OnEnd = Box::new(move |worker| {
             for path in left {
@@ -53,6 +54,11 @@ impl Spares {
     /// Where workers find the memory daemon.
     pub fn data(&self) -> PathBuf {
         self.paths.data_socket()
+    }
+
+    /// Where the pages are by which workers share links.
+    pub fn links(&self) -> PathBuf {
+        self.paths.links()
     }
 
     /// Removes the places of all.

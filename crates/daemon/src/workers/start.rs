@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::data::SOCKET_VARIABLE;
+use rekindle_protocol::worker::LINKS_VARIABLE;
 
 use super::{Address, ENDED, OnEnd, Worker, append};
 use crate::error::{Error, Result};
@@ -22,6 +23,8 @@ pub struct Start<'a> {
     pub purpose: Purpose<'a>,
     /// Where the memory daemon listens.
     pub data: PathBuf,
+    /// Where the pages are by which workers share links.
+    pub links: PathBuf,
 }
 
 /// Whom a worker is for.
@@ -54,6 +57,7 @@ impl Worker {
         }
         let mut child = command
             .env(SOCKET_VARIABLE, &start.data)
+            .env(LINKS_VARIABLE, &start.links)
             .current_dir("/")
             .stdin(if spare { Stdio::piped() } else { Stdio::null() })
             .stdout(append(start.output)?)

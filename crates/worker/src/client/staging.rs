@@ -14,7 +14,7 @@ use rekindle_cuda::{
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CuResult,
 };
-use rekindle_device::{DEVICE_RANGE, Event, Result, Stream};
+use rekindle_device::{DEVICE_RANGE, Device, Event, Result, Stream};
 use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload};
 use rekindle_ring::STAGING_BYTES;
 
@@ -117,8 +117,9 @@ impl Client {
         }
         for part in parts {
             let (to, from) = sides(area + part.start, part.start - offset);
-            self.context(device)?.device.copy(to, from, part.end - part.start, stream)?;
             let bytes = part.end - part.start;
+            let copy = |device: &dyn Device, stream| device.copy(to, from, bytes, stream);
+            self.give_copy(device, stream, (to, from, bytes), copy)?;
             self.add_to_batch(origin.ring, Open { device, stream, bytes, end, is_down });
         }
         if self.threads[origin.ring].lane.open.is_some_and(|open| open.bytes >= BATCH_BYTES) {

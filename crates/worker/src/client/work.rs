@@ -7,6 +7,8 @@ use rekindle_protocol::operation::{
 };
 
 use super::{Client, Step};
+use crate::gpu_link::SMALL;
+use crate::shared::Direction;
 
 impl Client {
     pub(super) fn launch(&mut self, origin: Origin, request: LaunchKernel, parameters: &[u8]) -> Result<()> {
@@ -76,19 +78,41 @@ impl Client {
         self.note(device, stream, step)
     }
 
+    /// Gives a stream a copy of so many bytes, of which other workers of the GPU are to know.
+    pub(super) fn give_copy(
+        &self,
+        device: usize,
+        stream: Stream,
+        (to, from, bytes): (u64, u64, u64),
+        copy: impl FnOnce(&dyn Device, Stream) -> Result<()>,
+    ) -> Result<()> {
+        let context = self.context(device)?;
+        // What is recorded for a graph uses nothing of the link now.
+        let link = context.gpu.link.as_deref().filter(|_| bytes > SMALL && self.recordings.is_empty());
+        match link.zip(Direction::of(to, from)) {
+            Some((link, way)) => link.program_copies(way, bytes, stream, || copy(&*context.device, stream)),
+            None => copy(&*context.device, stream),
+        }
+    }
+
     pub(super) fn copy_bytes(&mut self, origin: Origin, request: Copy) -> Result<()> {
         let Copy { device, stream, to, from, bytes } = request;
-        let work = |device: &dyn Device, stream| device.copy(to, from, bytes, stream);
-        self.issue(origin, device, stream, work, |stream| Step::Copy { stream, to, from, bytes })?;
+        let (device, stream) = self.enter(origin, device, stream)?;
+        let copy = |device: &dyn Device, stream| device.copy(to, from, bytes, stream);
+        self.give_copy(device, stream, (to, from, bytes), copy)?;
+        self.note(device, stream, |stream| Step::Copy { stream, to, from, bytes })?;
         self.count_copy(to, from, bytes);
         Ok(())
     }
 
     pub(super) fn copy_rows(&mut self, origin: Origin, request: CopyStrided) -> Result<()> {
         let CopyStrided { device, stream, copy } = request;
+        let (device, stream) = self.enter(origin, device, stream)?;
+        let bytes = copy.width.saturating_mul(copy.height).saturating_mul(copy.depth);
         let work = |device: &dyn Device, stream| device.copy_3d(&copy, stream);
-        self.issue(origin, device, stream, work, |stream| Step::CopyStrided { stream, copy })?;
-        self.count_copy(copy.to, copy.from, copy.width * copy.height * copy.depth);
+        self.give_copy(device, stream, (copy.to, copy.from, bytes), work)?;
+        self.note(device, stream, |stream| Step::CopyStrided { stream, copy })?;
+        self.count_copy(copy.to, copy.from, bytes);
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use rekindle_protocol::frame::{self, FrameError};
 
 use super::errand::Stop;
 use crate::dispatch::Remote;
+use crate::gpu_link::GpuLink;
 use crate::host_memory::HostMemory;
 
 /// How often it is looked whether the stream has come that far.
@@ -61,6 +62,8 @@ pub(super) struct Job {
     pub gpu: Arc<dyn Device>,
     /// A stream for further copies.
     pub copies: Stream,
+    /// Where they give way to what programs copy.
+    pub link: Option<Arc<GpuLink>>,
     pub device: usize,
     pub remote: Remote,
 }
@@ -87,9 +90,10 @@ impl Job {
                         );
                         Problem::new(ProblemKind::Memory, sentence)
                     })?;
+                    let copy = (sealed.address(), at, self.bytes);
                     let copied = gpu
                         .bind()
-                        .and_then(|()| gpu.copy(sealed.address(), at, self.bytes, self.copies))
+                        .and_then(|()| GpuLink::copy_by(self.link.as_deref(), &*gpu, copy, self.copies))
                         .and_then(|()| gpu.stream_synchronize(self.copies));
                     copied.map_err(failed)?;
                     Ok(sealed.descriptor)

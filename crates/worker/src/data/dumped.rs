@@ -117,10 +117,11 @@ impl Client {
         };
         let context = self.context(device)?;
         let copies = context.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
-        let gpu = context.device.clone();
+        let (gpu, link) = (context.device.clone(), context.gpu.link.clone());
         let event = gpu.event_create(NO_TIMING)?;
         gpu.event_record(event, stream, 0)?;
-        let job = Job { url, bytes, expected, from, event, gpu, copies, device, remote: remote.clone() };
+        let job =
+            Job { url, bytes, expected, from, event, gpu, copies, link, device, remote: remote.clone() };
         let ended = move |outcome| remote.run(move |dispatcher| dispatcher.end_dump(address, outcome));
         let errand = Errand::begin("dump", |stop| job.run(stop), ended).map_err(|error| {
             log::error!("cannot start a thread: {error}");

@@ -20,6 +20,7 @@ use super::pour::{Pour, Poured};
 use super::ranges::Ranges;
 use super::source::Source;
 use crate::dispatch::Remote;
+use crate::gpu_link::GpuLink;
 
 /// What is loaded.
 pub(super) struct Job {
@@ -33,6 +34,8 @@ pub(super) struct Job {
     pub write: Option<Write>,
     pub gpu: Arc<dyn Device>,
     pub stream: Stream,
+    /// Where copies give way to what programs copy.
+    pub link: Option<Arc<GpuLink>>,
     /// What it is copied through if need be.
     pub basin: Arc<Basin>,
     pub remote: Remote,
@@ -88,8 +91,9 @@ impl Job {
             Ok(window) => window,
             Err(code) => return Ok(Err(self.failed(code))),
         };
-        let Job { gpu, stream: copies, basin, .. } = self;
-        let pour = Pour { source: &source, window, gpu: &**gpu, stream: *copies, basin, stop };
+        let Job { gpu, stream: copies, basin, link, .. } = self;
+        let link = link.as_deref();
+        let pour = Pour { source: &source, window, gpu: &**gpu, stream: *copies, link, basin, stop };
         let made = began.elapsed();
         let Poured { told, copied, is_lost } = pour.run(|ranges| self.follow(&stream, ranges));
         let (url, whole) = (&self.url, began.elapsed());

@@ -192,14 +192,24 @@ impl Client {
         self.bind(device)?;
         let (address, room) = self.heap(device)?.take_room(bytes)?;
         let context = self.context(device)?;
-        let gpu = context.device.clone();
+        let (gpu, link) = (context.device.clone(), context.gpu.link.clone());
         let stream = context.gpu.copies.first().copied().unwrap_or(rekindle_device::Stream::LEGACY);
         self.data.begun += 1;
         let (number, url, sharer) =
             (self.data.begun, url.to_string(), self.sharer(device).filter(|_| write.is_none()));
         let (basin, remote_of_it) = (self.gpus.basin(device)?, remote.clone());
-        let job =
-            Job { number, url: url.clone(), bytes, sharer, write, gpu, stream, basin, remote: remote_of_it };
+        let job = Job {
+            number,
+            url: url.clone(),
+            bytes,
+            sharer,
+            write,
+            gpu,
+            stream,
+            link,
+            basin,
+            remote: remote_of_it,
+        };
         let ended = move |outcome| remote.run(move |dispatcher| dispatcher.end_data(number, outcome));
         let errand = match Errand::begin("data", move |stop| job.run(stop), ended) {
             Ok(errand) => errand,

@@ -21,6 +21,7 @@ use super::basin::{BLOCK, Basin, Block};
 use super::errand::Stop;
 use super::ranges::Ranges;
 use super::source::Source;
+use crate::gpu_link::GpuLink;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: u32 = 2;
@@ -40,6 +41,8 @@ pub(super) struct Pour<'p> {
     pub window: u64,
     pub gpu: &'p dyn Device,
     pub stream: Stream,
+    /// Where copies give way to what programs copy.
+    pub link: Option<&'p GpuLink>,
     pub basin: &'p Arc<Basin>,
     pub stop: &'p Stop,
 }
@@ -118,7 +121,7 @@ impl<'p> Pour<'p> {
                 Ok(address) => {
                     *learned = (learned.0 + bytes, learned.1 + began.elapsed());
                     fault::point("data-copy").map_err(|_| CUDA_ERROR_UNKNOWN)?;
-                    self.gpu.copy(self.window + offset, address, bytes, self.stream)?;
+                    self.copy(self.window + offset, address, bytes)?;
                 }
                 Err(_) => ranges.give_back((offset, bytes)),
             }
@@ -161,7 +164,7 @@ impl<'p> Pour<'p> {
     fn begin(&self, block: Block<'p>, to: u64, bytes: u64) -> Result<UnderWay<'p>> {
         fault::point("data-copy").map_err(|_| CUDA_ERROR_UNKNOWN)?;
         let event = self.gpu.event_create(NO_TIMING)?;
-        let copied = self.gpu.copy(to, block.address(), bytes, self.stream);
+        let copied = self.copy(to, block.address(), bytes);
         match copied.and_then(|()| self.gpu.event_record(event, self.stream, 0)) {
             Ok(()) => Ok(UnderWay { block, event }),
             Err(code) => {
@@ -173,6 +176,10 @@ impl<'p> Pour<'p> {
                 Err(code)
             }
         }
+    }
+
+    fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        GpuLink::copy_by(self.link, self.gpu, (to, from, bytes), self.stream)
     }
 
     /// The block, once it is copied.

@@ -17,6 +17,7 @@ use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
 use rekindle_device::{Access, Device, Event, Result, Stream};
 use rekindle_store::ContentHash;
 
+use crate::gpu_link::GpuLink;
 use crate::hashing::{Hasher, SUBTREE, VALUE};
 use crate::host_memory::Registration;
 
@@ -30,6 +31,8 @@ pub(super) struct Gpu {
     pub streams: Vec<Stream>,
     /// Where the device hashes what is copied.
     pub hasher: Option<Arc<Hasher>>,
+    /// Where copies give way to what programs copy.
+    pub link: Option<Arc<GpuLink>>,
 }
 
 impl Gpu {
@@ -315,14 +318,16 @@ impl<'b> Block<'b> {
         on_device: Option<u64>,
     ) -> Result<()> {
         self.wait()?;
-        let Gpu { device, streams, hasher } = gpu;
+        let Gpu { device, streams, hasher, link } = gpu;
         let hashed = hasher.as_ref().zip(on_device).filter(|_| Hasher::takes(count));
         self.hashed = hashed.as_ref().map_or(0, |_| values_of(count as usize));
         let values = self.values.as_mut_ptr() as u64;
         device.bind()?;
         let stream = streams.get(self.number % streams.len().max(1)).copied().unwrap_or(Stream::LEGACY);
         let event = device.event_create(DISABLE_TIMING)?;
-        let copied = copy.map_or(Ok(()), |(to, from)| device.copy(to, from, count, stream));
+        let copied = copy.map_or(Ok(()), |(to, from)| {
+            GpuLink::copy_by(link.as_deref(), &**device, (to, from, count), stream)
+        });
         let begun = copied
             .and_then(|()| match hashed {
                 Some((hasher, address)) => hasher.enqueue(address, count, values, stream),

@@ -136,6 +136,7 @@ pub(super) fn gpus(client: &Client) -> Vec<Option<Gpu>> {
         device: context.device.clone(),
         streams: context.gpu.copies.clone(),
         hasher: context.gpu.hasher.clone(),
+        link: context.gpu.link.clone(),
     };
     client.contexts.iter().map(|context| context.as_ref().map(gpu)).collect()
 }

@@ -7,7 +7,7 @@ use rekindle_cuda::CUDA_ERROR_OPERATING_SYSTEM;
 use rekindle_device::{Device, Result};
 
 use crate::gpu::{OpenError, OpenedDriver};
-use crate::gpus::Gpus;
+use crate::gpus::{GpuContext, Gpus};
 use crate::image::{BlockPool, stock};
 
 use super::division::Division;
@@ -33,7 +33,7 @@ impl Common {
     /// The first GPU's context is made now.
     pub(super) fn new(opened: OpenedDriver) -> std::result::Result<Arc<Common>, OpenError> {
         let settings = Settings::from_env()?;
-        let made = Gpus::new(opened).and_then(|gpus| {
+        let made = Gpus::new(opened, settings).and_then(|gpus| {
             let block_pool = BlockPool::new(gpus.open(0)?.device.clone());
             stock(&block_pool);
             Ok(Common {
@@ -62,15 +62,16 @@ impl Common {
     }
 
     /// The scheduler of a GPU's copies; none where there is to be none.
-    pub(crate) fn link(&self, index: usize, device: &Arc<dyn Device>) -> Result<Option<Arc<Link>>> {
+    pub(crate) fn link(&self, index: usize, context: &GpuContext) -> Result<Option<Arc<Link>>> {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(link) = links.get(&index) {
             return Ok(link.clone());
         }
-        let link = Link::new(device.clone(), self.settings).map_err(|error| {
-            log::error!("the link's thread cannot be started: {error}");
-            CUDA_ERROR_OPERATING_SYSTEM
-        })?;
+        let link =
+            Link::new(context.device.clone(), self.settings, context.link.clone()).map_err(|error| {
+                log::error!("the link's thread cannot be started: {error}");
+                CUDA_ERROR_OPERATING_SYSTEM
+            })?;
         links.insert(index, link.clone());
         Ok(link)
     }

@@ -41,6 +41,8 @@ pub(super) struct FairQueue {
     /// Bytes under way, by rank.
     pub bytes: [u64; 2],
     pub flows: HashMap<Key, Flow>,
+    /// Programs of other contexts of the GPU copy: what is not of programs waits here.
+    pub gives_way: bool,
     /// Virtual time.
     now: u64,
     /// Pieces of programs since the last one of others.
@@ -51,6 +53,7 @@ pub(super) struct InFlight {
     pub event: Event,
     pub bytes: u64,
     pub rank: CopyRank,
+    pub since: Instant,
 }
 
 #[derive(Default)]
@@ -65,7 +68,7 @@ impl FairQueue {
     }
 
     /// Whether any flow of the rank waits.
-    fn waits(&self, rank: CopyRank) -> bool {
+    pub fn waits(&self, rank: CopyRank) -> bool {
         self.flows.iter().any(|((_, other), flow)| flow.waits && *other == rank)
     }
 
@@ -87,9 +90,11 @@ impl FairQueue {
     pub fn grant(&mut self, key: Key, weight: u32, left: u64, settings: &Settings) -> Option<u64> {
         let rank = key.1;
         let another_first = match (self.next_rank(), rank) {
+            (_, CopyRank::Background) if self.gives_way => true,
             (CopyRank::Program, CopyRank::Background) => self.waits(CopyRank::Program),
             (CopyRank::Background, CopyRank::Program) => {
-                self.waits(CopyRank::Background)
+                !self.gives_way
+                    && self.waits(CopyRank::Background)
                     && self.room(CopyRank::Background, settings) >= settings.piece
             }
             _ => false,
@@ -124,7 +129,10 @@ impl FairQueue {
 
     /// Who is next of those that wait, if there is room for a piece.
     pub fn next(&self, settings: &Settings) -> Option<Key> {
-        let may = |rank: CopyRank| self.waits(rank) && self.room(rank, settings) >= settings.piece;
+        let may = |rank: CopyRank| {
+            let is_held = rank == CopyRank::Background && self.gives_way;
+            !is_held && self.waits(rank) && self.room(rank, settings) >= settings.piece
+        };
         let rank = match self.next_rank() {
             CopyRank::Background if may(CopyRank::Background) => CopyRank::Background,
             _ if self.waits(CopyRank::Program) => Some(CopyRank::Program).filter(|rank| may(*rank))?,
@@ -217,6 +225,19 @@ mod tests {
         assert_eq!(way.grant(restore, WEIGHT, PLENTY, &SETTINGS), None);
         way.flow(program).waits = false;
         assert_eq!(served(&mut way, &[restore], 8), [2; 8]);
+    }
+
+    #[test]
+    fn what_is_copied_for_programs_waits_while_it_gives_way_and_holds_up_no_program() {
+        let mut way = FairQueue::default();
+        let (program, restore) = ((1, CopyRank::Program), (2, CopyRank::Background));
+        way.gives_way = true;
+        assert_eq!(way.grant(restore, WEIGHT, PLENTY, &SETTINGS), None);
+        assert_eq!(served(&mut way, &[program, restore], 40), [1; 40]);
+        way.flow(program).waits = false;
+        assert_eq!(way.next(&SETTINGS), None);
+        way.gives_way = false;
+        assert_eq!(served(&mut way, &[restore], 2), [2; 2]);
     }
 
     #[test]

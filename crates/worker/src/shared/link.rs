@@ -19,6 +19,7 @@ use super::lanes::Lanes;
 use super::overtake::{Computes, CopyKernels};
 use super::piece::Direction;
 use super::settings::Settings;
+use crate::gpu_link::{GpuLink, now};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(super) const UNTIMED: u32 = 2;
@@ -39,6 +40,8 @@ pub(crate) struct Link {
 struct Shared {
     device: Arc<dyn Device>,
     settings: Settings,
+    /// The GPU's link, which other workers have too.
+    gpu: Option<Arc<GpuLink>>,
     /// For small copies while large ones are under way.
     kernels: Option<CopyKernels>,
     state: Mutex<State>,
@@ -54,6 +57,8 @@ struct State {
     watched: HashSet<ClientId>,
     /// Events that are not in use.
     events: Vec<Event>,
+    /// Directions in which other workers were told that programs copy.
+    told: [bool; 2],
     over: bool,
 }
 
@@ -72,11 +77,12 @@ impl Link {
     pub(super) fn new(
         device: Arc<dyn Device>,
         settings: Option<Settings>,
+        gpu: Option<Arc<GpuLink>>,
     ) -> std::io::Result<Option<Arc<Link>>> {
         let Some(settings) = settings else { return Ok(None) };
         let kernels = CopyKernels::open(&*device);
         let (state, wake) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { device, settings, kernels, state, wake });
+        let shared = Arc::new(Shared { device, settings, gpu, kernels, state, wake });
         let thread = shared.clone();
         std::thread::Builder::new().name("link".into()).spawn(move || thread.run())?;
         Ok(Some(Arc::new(Link { shared })))
@@ -126,10 +132,12 @@ impl Link {
     pub(super) fn ask(&self, way: Direction, client: ClientId, rank: CopyRank, left: u64) -> Option<u64> {
         let mut guard = self.shared.state();
         self.shared.reap(&mut guard, way);
+        let turn = rank == CopyRank::Background && self.shared.take_turn(&guard, way);
         let State { ways, clients, .. } = &mut *guard;
         let member = clients.get_mut(&client)?;
         let key = (client, rank);
         let turns = &mut ways[way as usize];
+        turns.gives_way &= !turn;
         let granted = turns.grant(key, member.weight, left, &self.shared.settings);
         if rank == CopyRank::Program {
             member.note(way, granted.is_none());
@@ -138,6 +146,7 @@ impl Link {
             turns.flow(key).waits = true;
             self.shared.wake.notify_one();
         }
+        self.shared.tell(&mut guard, way);
         granted
     }
 
@@ -150,7 +159,7 @@ impl Link {
                 if way.under_way.is_empty() {
                     way.first_since = Some(Instant::now());
                 }
-                way.under_way.push_back(InFlight { event, bytes, rank });
+                way.under_way.push_back(InFlight { event, bytes, rank, since: Instant::now() });
             }
             None => way.bytes[rank as usize] -= bytes,
         }
@@ -185,6 +194,14 @@ impl Link {
     }
 }
 
+impl State {
+    /// Whether other workers were told of copies that may be done by now.
+    fn has_to_tell(&self) -> bool {
+        let background = self.ways.iter().any(|way| way.bytes[CopyRank::Background as usize] > 0);
+        background || self.told.contains(&true)
+    }
+}
+
 impl Member {
     /// A copy of the program's waits for its turn, or has it.
     fn note(&mut self, way: Direction, waits: bool) {
@@ -212,10 +229,13 @@ impl Shared {
     /// Looks which pieces are done; whether one is.
     fn reap(&self, state: &mut State, way: Direction) -> bool {
         let State { ways, events, .. } = state;
-        let way = &mut ways[way as usize];
+        let (direction, way) = (way, &mut ways[way as usize]);
         let is_done = |one: &InFlight| !matches!(self.device.event_query(one.event), Ok(false));
         let mut reaped = false;
         let mut gone = |way: &mut FairQueue, one: InFlight| {
+            if let (CopyRank::Background, Some(gpu)) = (one.rank, &self.gpu) {
+                gpu.note_piece_time(direction, one.since.elapsed());
+            }
             way.bytes[one.rank as usize] -= one.bytes;
             events.push(one.event);
             reaped = true;
@@ -239,6 +259,45 @@ impl Shared {
         reaped
     }
 
+    /// Tells the other workers of the GPU what is copied here, and finds out whether their programs copy.
+    fn tell(&self, state: &mut State, direction: Direction) {
+        let Some(page) = self.gpu.as_ref().map(|gpu| gpu.page()) else { return };
+        let (way, now) = (&mut state.ways[direction as usize], now());
+        let [programs, background] = way.bytes;
+        let has_background = background > 0 || way.waits(CopyRank::Background);
+        if has_background {
+            page.expect_bulk(direction, now);
+        }
+        page.set_bulk(direction, background, now);
+        way.gives_way = has_background && page.copying_elsewhere(direction, now) && {
+            let interval = self.gpu.as_ref().map_or(0, |gpu| gpu.interval(direction));
+            background > 0 || !page.is_turn_due(direction, now, interval)
+        };
+        if programs > 0 {
+            page.note_copy(direction, now);
+        }
+        let copies = programs > 0 && page.expects_bulk(direction, now);
+        let told = std::mem::replace(&mut state.told[direction as usize], copies);
+        if copies || told {
+            page.set_copying(direction, copies, now);
+        }
+        if copies != told {
+            page.ring(direction);
+        }
+    }
+
+    /// Whether what is not of programs may be copied although other workers' programs copy: it is the turn of such. True, too,
+    /// if they do not.
+    fn take_turn(&self, state: &State, way: Direction) -> bool {
+        let Some(gpu) = &self.gpu else { return true };
+        let (page, now) = (gpu.page(), now());
+        if !page.copying_elsewhere(way, now) {
+            return true;
+        }
+        let under_way = state.ways[way as usize].bytes[CopyRank::Background as usize];
+        under_way + page.bulk_elsewhere(way, now) == 0 && page.take_turn(way, now, gpu.interval(way))
+    }
+
     /// The life of the thread: issues what waits when it is its turn.
     fn run(self: Arc<Shared>) {
         // The kernel may otherwise lengthen short sleeps by 50 µs.
@@ -255,7 +314,7 @@ impl Shared {
             }
             let waits =
                 |state: &State| state.ways.iter().any(|way| way.flows.values().any(|flow| flow.waits));
-            if state.watched.is_empty() && !waits(&state) {
+            if state.watched.is_empty() && !waits(&state) && !state.has_to_tell() {
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
                 nap = FIRST_NAP;
                 continue;
@@ -263,6 +322,7 @@ impl Shared {
             let mut progress = false;
             for way in Direction::ALL {
                 progress |= self.reap(&mut state, way);
+                self.tell(&mut state, way);
             }
             let mut looked: HashSet<ClientId> = std::mem::take(&mut state.watched);
             for way in &mut state.ways {

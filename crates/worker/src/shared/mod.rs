@@ -33,3 +33,5 @@ pub(crate) use common::Common;
 pub(crate) use division::{DivisionMember, PortionError};
 pub(crate) use health::Health;
 pub use host::serve;
+pub(crate) use piece::Direction;
+pub(crate) use settings::Settings as LinkSettings;

@@ -4,7 +4,7 @@ use rekindle_device::{Copy3D, DEVICE_RANGE, Device, Result, Stream};
 
 /// Which way bytes go over the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(crate) enum Direction {
     ToGpu,
     ToHost,
 }

@@ -21,7 +21,7 @@ impl Default for Settings {
 
 impl Settings {
     /// As the environment says. None for `off`.
-    pub(super) fn from_env() -> Result<Option<Settings>, OpenError> {
+    pub(crate) fn from_env() -> Result<Option<Settings>, OpenError> {
         Settings::parse(&std::env::var(VARIABLE).unwrap_or_default())
     }
 

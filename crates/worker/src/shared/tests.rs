@@ -265,7 +265,7 @@ proptest! {
         ends in 0usize..40,
     ) {
         let gpu = gpu();
-        let link = Link::new(gpu.clone(), Some(SETTINGS)).unwrap().unwrap();
+        let link = Link::new(gpu.clone(), Some(SETTINGS), None).unwrap().unwrap();
         let division = Division::new(gpu.clone());
         std::thread::scope(|scope| {
             for (number, actions) in work.iter().enumerate() {
@@ -290,7 +290,7 @@ proptest! {
 #[test]
 fn a_copy_behind_work_that_does_not_end_holds_up_nobody() {
     let gpu = gpu();
-    let link = Link::new(gpu.clone(), Some(SETTINGS)).unwrap().unwrap();
+    let link = Link::new(gpu.clone(), Some(SETTINGS), None).unwrap().unwrap();
     let mut stuck = Model::new(gpu.clone(), link.clone(), 0);
     let mut other = Model::new(gpu.clone(), link, 1);
     // The second half of the host's memory is a word that the first stream waits for.
@@ -315,7 +315,7 @@ fn a_copy_behind_work_that_does_not_end_holds_up_nobody() {
 #[test]
 fn copies_larger_than_the_window_wait_and_come() {
     let gpu = gpu();
-    let link = Link::new(gpu.clone(), Some(SETTINGS)).unwrap().unwrap();
+    let link = Link::new(gpu.clone(), Some(SETTINGS), None).unwrap().unwrap();
     let mut model = Model::new(gpu, link, 0);
     for seed in 0..8 {
         model.act(&Action::Up { stream: 3, at: 0, bytes: REGION, seed });
@@ -330,7 +330,7 @@ fn a_small_copy_overtakes_what_another_client_copies_unless_that_computes_everyw
     let config = Config::parse("memory=256M,bandwidth=20M,threads=1").unwrap();
     let gpu = rekindle_emulated::platform(&config).unwrap().open(0).unwrap();
     gpu.bind().unwrap();
-    let link = Link::new(gpu.clone(), Some(SETTINGS)).unwrap().unwrap();
+    let link = Link::new(gpu.clone(), Some(SETTINGS), None).unwrap().unwrap();
     let mut large = Model::new(gpu.clone(), link.clone(), 0);
     let mut small = Model::new(gpu, link, 1);
     // A window takes 6 ms on this link.
@@ -359,7 +359,7 @@ fn a_small_copy_overtakes_what_another_client_copies_unless_that_computes_everyw
 #[test]
 fn a_client_that_has_ended_keeps_none_of_its_memory() {
     let gpu = gpu();
-    let link = Link::new(gpu.clone(), Some(SETTINGS)).unwrap().unwrap();
+    let link = Link::new(gpu.clone(), Some(SETTINGS), None).unwrap().unwrap();
     let model = Model::new(gpu, link, 0);
     let memory = model.device.memory_create(model.device.granularity()).unwrap();
     // As a client at rest has it, to go on in another context.

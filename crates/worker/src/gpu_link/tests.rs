@@ -1,0 +1,141 @@
+//! A GPU with a slow link, and another worker's place in its page.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rekindle_device::{Access, DEVICE_RANGE, Device, Stream};
+use rekindle_emulated::Config;
+
+use super::{GpuLink, LinkPage, now};
+use crate::shared::{Direction, LinkSettings};
+
+const BYTES: u64 = 8 << 20;
+const SETTINGS: LinkSettings = LinkSettings { piece: 1 << 20, window: 4 << 20 };
+const WAY: Direction = Direction::ToGpu;
+/// Addresses of this process that the tests of shared contexts do not use.
+static NEXT: AtomicU64 = AtomicU64::new(DEVICE_RANGE.start + (64 << 30));
+
+/// A context with memory, and its place at the link.
+struct Worker {
+    device: Arc<dyn Device>,
+    link: Arc<GpuLink>,
+    /// Where what is copied goes to, and comes from.
+    to: u64,
+    host: Vec<u8>,
+    stream: Stream,
+}
+
+impl Worker {
+    fn new(directory: &Path) -> Worker {
+        // 8 MB take 125 ms.
+        let config = Config::parse("memory=256M,bandwidth=64M,threads=1").unwrap();
+        let device = rekindle_emulated::platform(&config).unwrap().open(0).unwrap();
+        device.bind().unwrap();
+        let to = NEXT.fetch_add(BYTES, Ordering::Relaxed);
+        device.reserve(to, BYTES).unwrap();
+        let memory = device.memory_create(BYTES).unwrap();
+        device.map(to, BYTES, memory).unwrap();
+        device.protect(to, BYTES, Access::ReadWrite).unwrap();
+        let host: Vec<u8> = (0..BYTES).map(|n| (n * 31 + (n >> 8) * 7) as u8).collect();
+        device.host_register(host.as_ptr() as u64, BYTES).unwrap();
+        let stream = device.stream_create(1, 0).unwrap();
+        let link = GpuLink::open_in(directory, device.clone(), SETTINGS).unwrap();
+        Worker { device, link, to, host, stream }
+    }
+
+    /// Its program's place at the page, as another worker has it.
+    fn other(&self, directory: &Path) -> LinkPage {
+        LinkPage::open(directory, &self.device.info().uuid).unwrap().unwrap()
+    }
+
+    fn program_copies(&self) {
+        let copy = || self.device.copy(self.to, self.host.as_ptr() as u64, BYTES, self.stream);
+        self.link.program_copies(WAY, BYTES, self.stream, copy).unwrap();
+    }
+
+    fn copies_for_program(&self) {
+        let copy = (self.to, self.host.as_ptr() as u64, BYTES);
+        GpuLink::copy_by(Some(&self.link), &*self.device, copy, self.stream).unwrap();
+    }
+
+    fn check(&self) {
+        self.device.stream_synchronize(self.stream).unwrap();
+        // SAFETY: the device's memory is mapped at its addresses, and none of its work is under way.
+        let found = unsafe { std::slice::from_raw_parts(self.to as *const u8, BYTES as usize) };
+        assert!(found == self.host);
+    }
+}
+
+fn wait_until(reached: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !reached() {
+        assert!(began.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_a_program_copies_is_noted_from_its_begin_to_its_end_while_others_copy_for_programs() {
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::new(directory.path());
+    let other = worker.other(directory.path());
+    worker.program_copies();
+    assert!(other.last_copy_elsewhere(WAY) > 0);
+    assert!(worker.link.shared.state().copies.is_empty(), "nobody wants to know of it");
+    worker.check();
+    // Behind another copy it does not use the link yet, and then it does.
+    other.expect_bulk(WAY, now());
+    worker.program_copies();
+    wait_until(|| other.copying_elsewhere(WAY, now()));
+    worker.check();
+    wait_until(|| !other.copying_elsewhere(WAY, now()) && worker.link.shared.state().copies.is_empty());
+    assert!(!other.copying_elsewhere(Direction::ToHost, now()));
+}
+
+#[test]
+fn a_copy_for_a_program_has_turns_beside_programs_and_all_of_the_link_then() {
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::new(directory.path());
+    let other = worker.other(directory.path());
+    worker.copies_for_program();
+    assert!(worker.link.shared.state().bytes == [0, 0], "no program copies: it is not cut");
+    worker.check();
+    let began = Instant::now();
+    let most = std::thread::scope(|scope| {
+        let (copying, page) = (scope.spawn(|| worker.copies_for_program()), &other);
+        let mut most = 0;
+        while !copying.is_finished() {
+            page.set_copying(WAY, true, now());
+            most = most.max(page.bulk_elsewhere(WAY, now()));
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        most
+    });
+    // A piece takes 16 ms: seven times the time of fifteen at least lie between eight of them, but for the first, of which
+    // it is not known how long it takes.
+    assert!(began.elapsed() > Duration::from_millis(600), "{:?}", began.elapsed());
+    assert_eq!(most, SETTINGS.piece);
+    worker.check();
+    // One that has copied lately may do so again.
+    other.set_copying(WAY, false, now());
+    other.note_copy(WAY, now());
+    worker.copies_for_program();
+    assert!(worker.link.shared.state().bytes[WAY as usize] <= SETTINGS.window / 2);
+    worker.check();
+    wait_until(|| other.bulk_elsewhere(WAY, now()) == 0);
+}
+
+#[test]
+fn a_copy_for_a_program_goes_on_when_a_worker_says_no_more_that_its_program_copies() {
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::new(directory.path());
+    let other = worker.other(directory.path());
+    other.set_copying(WAY, true, now());
+    // Nobody says it again, as if its worker had been killed: soon it holds no more.
+    let began = Instant::now();
+    worker.copies_for_program();
+    worker.check();
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
