@@ -38,6 +38,9 @@ const FIRST_NAP: Duration = Duration::from_micros(20);
 const LAST_NAP: Duration = Duration::from_micros(100);
 /// Turns of copies for programs, while programs copy: of so many pieces' time one is theirs.
 const TURNS: u64 = 16;
+/// A program that has copied may copy again: so long the link is left to it, or a piece's time if that is less. Anticipatory
+/// scheduling (Iyer and Druschel, SOSP 2001).
+const ANTICIPATED: u64 = 2_000_000;
 /// Of a piece, until one was measured.
 const PIECE_TIME: u64 = 500_000;
 
@@ -102,6 +105,12 @@ impl GpuLink {
         &self.shared.page
     }
 
+    /// Whether programs of other workers copy, or are about to copy again.
+    pub(crate) fn copying_elsewhere(&self, way: Direction, now: u64) -> bool {
+        let page = self.page();
+        page.copying_elsewhere(way, now) || page.last_copy_elsewhere(way) + self.shared.anticipated(way) > now
+    }
+
     /// Notes how long a piece of a copy for a program took.
     pub(crate) fn note_piece_time(&self, way: Direction, took: Duration) {
         self.shared.note_piece_time(way, took);
@@ -127,6 +136,10 @@ impl Shared {
 
     fn note_piece_time(&self, way: Direction, took: Duration) {
         self.piece_time[way as usize].store(took.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn anticipated(&self, way: Direction) -> u64 {
+        self.piece_time[way as usize].load(Ordering::Relaxed).min(ANTICIPATED)
     }
 
     fn interval(&self, way: Direction) -> u64 {
@@ -175,6 +188,9 @@ impl Shared {
     fn tell(&self, state: &State, way: Direction, now: u64) {
         let copying = state.copies.iter().any(|copy| copy.way == way && copy.is_under_way());
         self.page.set_copying(way, copying, now);
+        if copying {
+            self.page.note_copy(way, now);
+        }
         self.page.set_bulk(way, state.bytes[way as usize], now);
     }
 

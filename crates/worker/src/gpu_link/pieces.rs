@@ -88,9 +88,9 @@ impl Shared {
     }
 
     fn grant(self: &Arc<Shared>, way: Direction, left: u64, now: u64) -> Option<Grant> {
-        let copying = self.page.copying(way, now);
-        let lately = self.page.last_copy(way) + LATELY > now
-            || self.page.last_copy_elsewhere(way) + LATELY_ELSEWHERE > now;
+        let (own, elsewhere) = (self.page.last_copy(way), self.page.last_copy_elsewhere(way));
+        let copying = self.page.copying(way, now) || own.max(elsewhere) + self.anticipated(way) > now;
+        let lately = own + LATELY > now || elsewhere + LATELY_ELSEWHERE > now;
         if !copying && !lately {
             self.page.note_turn(way, now);
             return Some(Grant::Rest);

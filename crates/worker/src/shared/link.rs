@@ -261,18 +261,17 @@ impl Shared {
 
     /// Tells the other workers of the GPU what is copied here, and finds out whether their programs copy.
     fn tell(&self, state: &mut State, direction: Direction) {
-        let Some(page) = self.gpu.as_ref().map(|gpu| gpu.page()) else { return };
-        let (way, now) = (&mut state.ways[direction as usize], now());
+        let Some(gpu) = &self.gpu else { return };
+        let (page, way, now) = (gpu.page(), &mut state.ways[direction as usize], now());
         let [programs, background] = way.bytes;
         let has_background = background > 0 || way.waits(CopyRank::Background);
         if has_background {
             page.expect_bulk(direction, now);
         }
         page.set_bulk(direction, background, now);
-        way.gives_way = has_background && page.copying_elsewhere(direction, now) && {
-            let interval = self.gpu.as_ref().map_or(0, |gpu| gpu.interval(direction));
-            background > 0 || !page.is_turn_due(direction, now, interval)
-        };
+        way.gives_way = has_background
+            && gpu.copying_elsewhere(direction, now)
+            && (background > 0 || !page.is_turn_due(direction, now, gpu.interval(direction)));
         if programs > 0 {
             page.note_copy(direction, now);
         }
@@ -291,7 +290,7 @@ impl Shared {
     fn take_turn(&self, state: &State, way: Direction) -> bool {
         let Some(gpu) = &self.gpu else { return true };
         let (page, now) = (gpu.page(), now());
-        if !page.copying_elsewhere(way, now) {
+        if !gpu.copying_elsewhere(way, now) {
             return true;
         }
         let under_way = state.ways[way as usize].bytes[CopyRank::Background as usize];
