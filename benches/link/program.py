@@ -5,10 +5,13 @@ load   BYTES at TIME      copies so much to the GPU in pieces of 16 MB, as a pro
 ask    until TIME         copies 64 KB to the GPU, has a kernel read it, copies 4 KB back, and waits, again and again: seconds of each
 flood  until TIME, rounds copies 64 MB to the GPU, with a kernel behind, and on another stream as much back, again and again: bytes.
                           The kernel takes all multiprocessors for so many rounds; none: it is a small one
+fill   BYTES              fills so much memory of the GPU by chance
+fetch  BYTES until TIME   copies so much to the host, at most the pinned memory, again and again: when each began, seconds of each
 """
 
 import ctypes
 import json
+import random
 import sys
 import time
 from pathlib import Path
@@ -69,6 +72,24 @@ class Program:
         first = time.monotonic() - at
         call("cuStreamSynchronize", self.stream)
         return {"first_s": first, "whole_s": time.monotonic() - at}
+
+    def fill(self, count):
+        """With what no other chunk has, so that an image has to have it from here."""
+        chance = random.Random(count)
+        for done in range(0, count, PIECE):
+            piece = min(PIECE, count - done)
+            ctypes.memmove(self.pinned, chance.randbytes(piece), piece)
+            call("cuMemcpyHtoD", self.buffer + done, self.pinned, piece)
+        return {}
+
+    def fetch(self, count, until):
+        """When each copy to the host began, and how long it took."""
+        copies, count = [], min(count, self.pinned_bytes)
+        while (began := time.monotonic()) < until:
+            call("cuMemcpyDtoHAsync", self.pinned, self.buffer, count, self.stream)
+            call("cuStreamSynchronize", self.stream)
+            copies.append((began, time.monotonic() - began))
+        return {"bytes": count, "copies": copies}
 
     def once(self):
         began = time.monotonic()
