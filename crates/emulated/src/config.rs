@@ -31,6 +31,8 @@ pub struct Config {
     /// Where processes note what they have of the memory and of the link, so that all have them together, as of a real GPU;
     /// none: each process has all by itself.
     pub common: Option<PathBuf>,
+    /// Bytes of a device's memory that a process's context takes, as long as the process lives.
+    pub context: u64,
 }
 
 impl Default for Config {
@@ -44,6 +46,7 @@ impl Default for Config {
             green: true,
             threads: 0,
             common: None,
+            context: 0,
         }
     }
 }
@@ -65,6 +68,7 @@ impl Config {
                 "bandwidth" => config.bandwidth = size(key, value, 0)?,
                 "multiprocessors" | "sms" => config.multiprocessors = count(key, value, 1, 1024)?,
                 "green" => config.green = switch(key, value)?,
+                "context" => config.context = size(key, value, 0)?,
                 "common" => config.common = Some(directory(key, value)?),
                 "threads" => config.threads = count(key, value, 0, 1024)?,
                 _ => return Err(Error::Key(key.to_owned())),
@@ -153,9 +157,10 @@ mod tests {
 
     #[test]
     fn a_line_sets_what_it_names() {
-        let config =
-            Config::parse("devices=2, memory=8G,bandwidth=12G,sms=4,green=off,threads=3,common=/tmp")
-                .unwrap();
+        let config = Config::parse(
+            "devices=2, memory=8G,bandwidth=12G,sms=4,green=off,threads=3,common=/tmp,context=5M",
+        )
+        .unwrap();
         assert_eq!(
             config,
             Config {
@@ -166,7 +171,8 @@ mod tests {
                 multiprocessors: 4,
                 green: false,
                 threads: 3,
-                common: Some("/tmp".into())
+                common: Some("/tmp".into()),
+                context: 5 << 20,
             }
         );
         assert_eq!(Config::parse("1,memory=8G").unwrap().first, 1);

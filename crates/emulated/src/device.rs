@@ -29,7 +29,7 @@ use crate::module::LoadedModule;
 use crate::modules::{self, Modules};
 use crate::output::Output;
 use crate::parts;
-use crate::physical::Budget;
+use crate::physical::{Budget, Share};
 use crate::prepared::EmulatedCode;
 use crate::scheduler::Scheduler;
 use crate::space::{GRANULARITY, Space};
@@ -48,6 +48,8 @@ pub(crate) struct EmulatedDevice {
     pub(crate) arrays: Arrays,
     budget: Arc<Budget>,
     is_divisible: bool,
+    /// What the context takes.
+    _context_memory: Share,
 }
 
 impl EmulatedDevice {
@@ -61,6 +63,8 @@ impl EmulatedDevice {
         let device = config.first + info.index;
         let common = config.common.as_deref().map(|directory| Common::join(directory, device));
         let budget = Budget::new(config.memory, common.transpose().map_err(Error::Common)?);
+        let room = |_| Error::NoRoom { needed: config.context >> 20, free: budget.free() >> 20 };
+        let context_memory = budget.take(config.context).map_err(room)?;
         let arena = Arena::new(info.index, Arc::clone(&space), Arc::clone(&budget))?;
         let limits: BTreeMap<u32, u64> = info.limits.iter().copied().collect();
         let heap = limits.get(&LIMIT_HEAP).copied().unwrap_or_default();
@@ -85,6 +89,7 @@ impl EmulatedDevice {
             arrays: Arrays::default(),
             budget,
             is_divisible: config.green,
+            _context_memory: context_memory,
         })
     }
 

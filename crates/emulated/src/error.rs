@@ -6,7 +6,8 @@ pub enum Error {
     #[error("`{0}` has no `=`: set the emulated GPU as in `devices=2,memory=8G,bandwidth=12G`")]
     Pair(String),
     #[error(
-        "`{0}` is not a setting of the emulated GPU: use devices, memory, bandwidth, multiprocessors, threads or common"
+        "`{0}` is not a setting of the emulated GPU: use devices, memory, bandwidth, multiprocessors, green, threads, common or \
+         context"
     )]
     Key(String),
     #[error("the emulated GPU's `{key}` is `{found}`; it must be {expected}")]
@@ -15,6 +16,11 @@ pub enum Error {
         "what processes have of the emulated GPU's memory cannot be noted: {0}; give a `common` directory that can be written to"
     )]
     Common(std::io::Error),
+    #[error(
+        "a context takes {needed} MB of the emulated GPU's memory and {free} MB are free; free some, or make \
+         `context` smaller"
+    )]
+    NoRoom { needed: u64, free: u64 },
     #[error(
         "no free addresses for the module memory of emulated GPU {index} in {range:#x?}: {cause}; start it in a \
          process that maps nothing there"

@@ -4,7 +4,10 @@ use std::io::Write;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM};
+use rekindle_cuda::{
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM,
+    CUDA_ERROR_OUT_OF_MEMORY,
+};
 use rekindle_device::{Device, DeviceInfo, GpuKind, Platform, Result};
 
 use crate::config::MOST_DEVICES;
@@ -78,7 +81,10 @@ impl Platform for EmulatedPlatform {
         let made = EmulatedDevice::new(info, &self.config, space, output, &self.contexts);
         let device = Arc::new(made.map_err(|error| {
             log::error!("{error}");
-            CUDA_ERROR_OPERATING_SYSTEM
+            match error {
+                Error::NoRoom { .. } => CUDA_ERROR_OUT_OF_MEMORY,
+                _ => CUDA_ERROR_OPERATING_SYSTEM,
+            }
         })?);
         *slot = Some(Arc::clone(&device));
         Ok(device)
