@@ -5,12 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from interleavings import machine
-from rekindle import PATIENCE, ROOT
+from rekindle import PATIENCE, ROOT, Rekindle
 
 FUZZ = ROOT / "tests/doors/fuzz.py"
 BUMP = ROOT / "crates/cli/tests/programs/bump.py"
 ROUNDS = 150
+
+
+@pytest.fixture
+def rekindle():
+    # What the daemon has open is counted: as many workers wait before as after.
+    with Rekindle(REKINDLE_POOL_WINDOW="0") as instance:
+        yield instance
 
 
 def daemon_of(rekindle):

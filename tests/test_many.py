@@ -124,7 +124,8 @@ def cached(rekindle):
     ids=["from the store", "from caches"],
 )
 def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, restores):
-    with Rekindle(**caches) as rekindle:
+    # So many wait before as after.
+    with Rekindle(REKINDLE_POOL_WINDOW="0", **caches) as rekindle:
         rekindle.run("program", sys.executable, FEATURES / f"{program}.py", rekindle.root / "go")
         rekindle.wait_lines("program", 1)
         rekindle("checkpoint", "program", "--to", "image", "--stop")
@@ -175,6 +176,7 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, resto
         assert rekindle.wait_end("last") == ["ok"]
 
 
-def test_many_sandboxes_at_once_after_restores_in_a_row_leave_nothing_behind(rekindle):
-    found = campaign.run(rekindle, restores=8, sandboxes=6)
+def test_many_sandboxes_at_once_after_restores_in_a_row_leave_nothing_behind():
+    with Rekindle(REKINDLE_POOL_WINDOW="0") as rekindle:
+        found = campaign.run(rekindle, restores=8, sandboxes=6)
     assert not found["leaked"], (found["leaked"], found["new_files"])

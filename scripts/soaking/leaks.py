@@ -26,7 +26,8 @@ def main(words):
     given = parser.parse_args(words)
     if not os.environ.get("REKINDLE_CRIU_DIR") and (ROOT / ".build/criu").is_dir():
         os.environ["REKINDLE_CRIU_DIR"] = str(ROOT / ".build/criu")
-    with Rekindle() as rekindle:
+    # As many workers wait before as after.
+    with Rekindle(REKINDLE_POOL_WINDOW="0") as rekindle:
         found = campaign.run(rekindle, given.restores, given.sandboxes)
     found["machine"] = {"cores": os.cpu_count(), "kernel": platform.release()}
     text = json.dumps(found, indent=1)

@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 42] = [
+static SETTINGS: [Setting; 43] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Path),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Path),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Path),
@@ -68,6 +68,7 @@ static SETTINGS: [Setting; 42] = [
     setting("publish-wait", "REKINDLE_PUBLISH_WAIT", Kind::Number),
     setting("pool.workers", "REKINDLE_POOL", Kind::Number),
     setting("pool.limit", "REKINDLE_POOL_LIMIT", Kind::Number),
+    setting("pool.window", "REKINDLE_POOL_WINDOW", Kind::Number),
     setting("contexts.keep", "REKINDLE_CONTEXT_KEEP", Kind::Number),
     setting("cache.host", "REKINDLE_HOST_CACHE", Kind::Bytes),
     setting("cache.gpu", "REKINDLE_GPU_CACHE", Kind::Bytes),

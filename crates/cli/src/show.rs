@@ -10,7 +10,7 @@ use serde_json::Value;
 
 pub use images::{image, images, pruned};
 pub use reports::{findings, migrated, moved, operation, report, slept, trace};
-pub use sandboxes::{happened, log, mode, sandboxes, stats};
+pub use sandboxes::{happened, log, mode, pool, sandboxes, stats};
 pub use services::{address, services};
 
 pub fn table(header: &[&str]) -> Table {

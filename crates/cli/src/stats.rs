@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use rekindle_daemon::Paths;
-use rekindle_protocol::daemon::{Request, Stats};
+use rekindle_protocol::daemon::{PoolTarget, Request, Spare, Stats};
 use rekindle_protocol::exchange::{Count, MoveCounts};
 use serde_json::{Value, json};
 
@@ -23,6 +23,15 @@ const ANEW: &str = "\x1b[H\x1b[2J";
 pub struct Used {
     pub stats: Stats,
     pub processor_percent: Option<f64>,
+}
+
+/// What one look has found.
+struct Look {
+    used: Vec<Used>,
+    pool: Vec<Spare>,
+    targets: Vec<PoolTarget>,
+    handed_on: Vec<Count>,
+    moves: MoveCounts,
 }
 
 /// What is known of each by the time it was looked at.
@@ -51,35 +60,48 @@ impl Before {
 /// Shows it once, or again and again: until this command is ended, or all that were named have.
 pub fn perform(paths: &Paths, printer: &Printer, names: &[String], once: bool) -> Result<()> {
     let mut before = Before::default();
-    let mut look = || -> Result<(Vec<Used>, Vec<Count>, MoveCounts)> {
+    let mut look = || -> Result<Look> {
         let mut answer = simply_ask(paths, &Request::Stats { names: names.to_vec() })?;
-        let handed_on = serde_json::from_value(answer["handed_on"].take())?;
-        let moves = serde_json::from_value(answer["handed_on_moves"].take())?;
-        let used = before.compare(serde_json::from_value(answer["sandboxes"].take())?, Instant::now());
-        Ok((used, handed_on, moves))
+        Ok(Look {
+            used: before.compare(serde_json::from_value(answer["sandboxes"].take())?, Instant::now()),
+            pool: serde_json::from_value(answer["pool"].take())?,
+            targets: serde_json::from_value(answer["pool_targets"].take())?,
+            handed_on: serde_json::from_value(answer["handed_on"].take())?,
+            moves: serde_json::from_value(answer["handed_on_moves"].take())?,
+        })
     };
     look()?;
     loop {
         std::thread::sleep(EVERY);
-        let (used, handed_on, moves) = look()?;
+        let found = look()?;
         if !once && !printer.json && std::io::stdout().is_terminal() {
             Output::Stdout.write(ANEW.as_bytes());
         }
-        printer.print(&document(&used, &handed_on, moves), || show::stats(&used, &handed_on, moves));
-        let have_ended = || used.iter().all(|used| !used.stats.state.is_live());
+        let shown = || {
+            let stats = show::stats(&found.used, &found.handed_on, found.moves);
+            stats + &show::pool(&found.pool, &found.targets)
+        };
+        printer.print(&document(&found), shown);
+        let have_ended = || found.used.iter().all(|used| !used.stats.state.is_live());
         if once || (!names.is_empty() && have_ended()) {
             return Ok(());
         }
     }
 }
 
-fn document(all: &[Used], handed_on: &[Count], moves: MoveCounts) -> Value {
-    let each = all.iter().map(|used| {
+fn document(found: &Look) -> Value {
+    let each = found.used.iter().map(|used| {
         let mut value = json!(used.stats);
         value["processor_percent"] = json!(used.processor_percent);
         value
     });
-    json!({ "sandboxes": each.collect::<Vec<_>>(), "handed_on": handed_on, "handed_on_moves": moves })
+    json!({
+        "sandboxes": each.collect::<Vec<_>>(),
+        "pool": found.pool,
+        "pool_targets": found.targets,
+        "handed_on": found.handed_on,
+        "handed_on_moves": found.moves,
+    })
 }
 
 #[cfg(test)]

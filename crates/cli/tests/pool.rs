@@ -67,6 +67,8 @@ fn images_are_restored_in_turn_by_whichever_worker_waits() {
     for code in ["pieces", "whole"] {
         let mut rekindle = Rekindle::new();
         rekindle.set_environment("REKINDLE_TUNING", &format!("gpu.code={code}"));
+        // One waits, however soon a worker is taken after another.
+        rekindle.set_environment("REKINDLE_POOL_WINDOW", "0");
         rekindle.ok(&["ps"]);
         let images = [("one", &["1", "g9", "s7"][..]), ("other", &["2", "s8"])];
         for (name, its) in images {

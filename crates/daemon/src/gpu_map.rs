@@ -35,7 +35,8 @@ impl Gpu {
     fn seen(&mut self, status: &Status) {
         let Some(device) = status.devices.first() else { return };
         self.model = Some((device.name.clone(), device.total_memory));
-        let free = status.free_bytes.first().copied();
+        // What keeps a program that sleeps has looked before that.
+        let free = status.free_bytes.first().copied().filter(|_| !status.asleep);
         self.free = self.free.into_iter().chain(free).min();
     }
 

@@ -38,12 +38,15 @@ struct Arguments {
     /// Leave the terminal once the socket answers; the log then goes to a file in the state directory.
     #[arg(long)]
     background: bool,
-    /// How many workers wait, their contexts ready, for each GPU that was used last.
+    /// How many workers wait at least, their contexts ready, for each GPU that was used last. 0: none ever.
     #[arg(long, value_name = "N", env = "REKINDLE_POOL", default_value_t = 1)]
     pool: usize,
-    /// How many workers wait for all GPUs together.
-    #[arg(long, value_name = "N", env = "REKINDLE_POOL_LIMIT", default_value_t = 4)]
+    /// How many workers wait at most, for all GPUs together.
+    #[arg(long, value_name = "N", env = "REKINDLE_POOL_LIMIT", default_value_t = 8)]
     pool_limit: usize,
+    /// For how many seconds as many workers wait as were wanted at once. 0: no more than --pool ever.
+    #[arg(long, value_name = "SECONDS", env = "REKINDLE_POOL_WINDOW", default_value_t = 300)]
+    pool_window: u64,
     /// The most bytes of pinned host memory that hold contents of images, ready for GPUs to copy; K, M, G or T may
     /// follow. 0: none.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_HOST_CACHE", default_value = "0", value_parser = parse_bytes)]
@@ -185,7 +188,8 @@ fn main() -> ExitCode {
 
 fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     rekindle_protocol::descriptors::make_room();
-    let pool = PoolSize { per_gpu: arguments.pool, most: arguments.pool_limit };
+    let window = Duration::from_secs(arguments.pool_window);
+    let pool = PoolSize { per_gpu: arguments.pool, most: arguments.pool_limit, window };
     let given = arguments.paths;
     let mut paths = Paths::new(given.socket, given.state, given.run_dir)?;
     paths.log_max = arguments.log_max;

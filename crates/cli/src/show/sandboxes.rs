@@ -1,6 +1,8 @@
 //! Sandboxes: what they are, what they use, what happens to them.
 
-use rekindle_protocol::daemon::{EventNotice, Level, LogLine, Mending, Mode, Recovery, Sandbox};
+use rekindle_protocol::daemon::{
+    EventNotice, Level, LogLine, Mending, Mode, PoolTarget, Recovery, Sandbox, Spare,
+};
 use rekindle_protocol::exchange::{Count, MoveCounts};
 use serde_json::Value;
 
@@ -57,6 +59,27 @@ pub fn stats(all: &[Used], handed_on: &[Count], moves: MoveCounts) -> String {
         );
     }
     shown
+}
+
+/// Below that: the workers that wait for each GPU, where more are to than always are, or there is no room for them.
+pub fn pool(waiting: &[Spare], targets: &[PoolTarget]) -> String {
+    let is_told = |target: &&PoolTarget| target.workers > target.least || target.short_of_memory;
+    let told: Vec<&PoolTarget> = targets.iter().filter(is_told).collect();
+    if told.is_empty() {
+        return String::new();
+    }
+    let mut table =
+        table(&["WAITING WORKERS OF", "READY", "TARGET", "LEAST", "RECENT", "ASLEEP", "GPU MEMORY"]);
+    for target in told {
+        let ready = waiting.iter().filter(|spare| spare.ready && spare.gpu == target.gpu).count();
+        let numbers = [ready, target.workers, target.least, target.recent, target.asleep];
+        let memory = if target.short_of_memory { "too little is free" } else { "-" };
+        let row = numbers.map(|number| number.to_string());
+        table.add_row(
+            std::iter::once(target.gpu.clone()).chain(row).chain(std::iter::once(memory.to_string())),
+        );
+    }
+    format!("\n\n{}", table.trim_fmt())
 }
 
 fn handed_on_by(counts: &[Count]) -> String {

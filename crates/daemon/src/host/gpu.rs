@@ -37,6 +37,14 @@ pub fn first(gpu: &str) -> &str {
     }
 }
 
+/// Whether two choices name a GPU both.
+pub fn have_in_common(one: &str, other: &str) -> bool {
+    match (one.strip_prefix("nvidia:"), other.strip_prefix("nvidia:")) {
+        (Some(one), Some(other)) => one.split(',').any(|index| other.split(',').any(|known| known == index)),
+        _ => one == other,
+    }
+}
+
 /// For a program that uses the driver itself: what it may see, by its environment.
 pub fn expose(given: Option<&str>, environment: &mut Vec<(String, String)>) -> Result<String> {
     let Some(given) = given else { return Ok("driver".to_string()) };
@@ -94,6 +102,14 @@ mod tests {
             [first("nvidia:1,0"), first("nvidia:2"), first("emulated:devices=2,sms=4")],
             ["nvidia:1", "nvidia:2", "emulated:devices=2,sms=4"]
         );
+        for (one, other, common) in [
+            ("nvidia:1,0", "nvidia:0", true),
+            ("nvidia:1", "nvidia:10,11", false),
+            ("emulated", "emulated", true),
+            ("emulated", "emulated:1", false),
+        ] {
+            assert_eq!(have_in_common(one, other), common, "{one} {other}");
+        }
         assert_eq!(parse("emulated").unwrap(), "emulated");
         assert_eq!(parse("emulated:devices=2").unwrap(), "emulated:devices=2");
         for bad in ["", "nvidia:", "nvidia:x", "emulated:", "amd", "nvidia:-1", "nvidia:0,", "nvidia:1,1"] {

@@ -1,5 +1,7 @@
 //! What is checked before a restore touches anything, so that it either can work or is refused with its reason.
 
+use std::sync::Arc;
+
 use rekindle_protocol::client::{CLIENT_VERSION, OLDEST_CLIENT_VERSION, is_served};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::worker::Status;
@@ -11,6 +13,7 @@ use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
 use crate::images::metadata::ImageMetadata;
 use crate::images::{ImageError, no_memory};
+use crate::pool::{HeldRoom, WorkerPool};
 use crate::workers::{Worker, leaving};
 
 /// Memory that a restore needs beside what the program had.
@@ -58,16 +61,26 @@ pub fn check_machine(paths: &Paths, image: &Image, metadata: &ImageMetadata, mou
     refuse(image, reasons)
 }
 
-/// A worker's state, again while its GPU has too little room and other workers are about to leave some. Who begins with just
-/// as much as it needs may find it taken by another one, so there is to be more if it can be had.
-pub fn wait_for_room(worker: &Worker, image: &Image, status: Status) -> Result<Status> {
+/// A worker's state, again while its GPU has too little room: first while other workers are about to leave some, then while
+/// some that [wait](crate::pool) can go. Who begins with just as much as it needs may find it taken by another one, so there
+/// is to be more if it can be had. What they gave up is the worker's until the guard is dropped.
+pub fn wait_for_room(
+    (pool, gpu): (&Arc<WorkerPool>, &str),
+    worker: &Worker,
+    image: &Image,
+    status: Status,
+) -> Result<(Status, Option<HeldRoom>)> {
     let needed = gpu_bytes(image)?;
     let needed = needed + needed / SPARE_PART;
     let gpus = image.manifest().gpus.len().max(1);
-    let is_short = |status: &Result<Status>| {
-        status.as_ref().is_ok_and(|status| free(status, gpus).is_some_and(|free| free < needed))
-    };
-    leaving::wait_while(Ok(status), is_short, || worker.status())
+    let missing = |status: &Status| free(status, gpus).map_or(0, |free| needed.saturating_sub(free));
+    let is_short = |status: &Result<Status>| status.as_ref().is_ok_and(|status| missing(status) > 0);
+    let mut status = leaving::wait_while(Ok(status), is_short, || worker.status())?;
+    let mut held = None;
+    while missing(&status) > 0 && held.get_or_insert_with(|| pool.hold_room(gpu)).give_up(missing(&status)) {
+        status = leaving::wait_while(worker.status(), is_short, || worker.status())?;
+    }
+    Ok((status, held))
 }
 
 /// Checks the GPUs that a worker has found against those of the image.

@@ -23,6 +23,7 @@ const HOLDERS: [(&str, &str); 7] = [
 
 pub fn tell(families: &mut Families, daemon: &Daemon) {
     tell_of_gpus(families, daemon);
+    tell_of_pool(families, daemon);
     tell_of_work(families);
     tell_of_sandboxes(families, daemon);
     tell_of_caches(families, daemon);
@@ -63,6 +64,25 @@ fn tell_of_gpus(families: &mut Families, daemon: &Daemon) {
             family.is(&[("gpu", &gpu), ("ready", ready)], count);
         }
     }
+}
+
+fn tell_of_pool(families: &mut Families, daemon: &Daemon) {
+    let targets = daemon.pool.targets();
+    let help = "Workers that are to wait: the most of the reasons, as far as there is room.";
+    let family = families.gauge("waiting_workers_target", None, help);
+    targets.iter().for_each(|target| family.is(&[("gpu", &target.gpu)], target.workers as u64));
+    let help = "Why workers are to wait: some always are, so many were taken at once of late, so many programs sleep for \
+                which a context is kept.";
+    let family = families.gauge("waiting_workers_reason", None, help);
+    for target in &targets {
+        for (reason, count) in [("least", target.least), ("recent", target.recent), ("asleep", target.asleep)]
+        {
+            family.is(&[("gpu", &target.gpu), ("reason", reason)], count as u64);
+        }
+    }
+    let help = "Whether fewer workers wait than are to, for little of the GPU's memory is free.";
+    let family = families.gauge("waiting_workers_short", None, help);
+    targets.iter().for_each(|target| family.is(&[("gpu", &target.gpu)], u64::from(target.short_of_memory)));
 }
 
 fn tell_of_work(families: &mut Families) {

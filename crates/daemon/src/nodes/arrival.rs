@@ -136,8 +136,10 @@ impl Arrival<'_> {
             let worker = self.daemon.pool.spares.start(&gpu, Box::new(|_| ()))?;
             let status = worker.first_status();
             let checked = status
-                .and_then(|status| preflight::wait_for_room(&worker, &image, status))
-                .and_then(|status| preflight::check_gpus(&image, &status));
+                .and_then(|status| {
+                    preflight::wait_for_room((&self.daemon.pool, &gpu), &worker, &image, status)
+                })
+                .and_then(|(status, _held)| preflight::check_gpus(&image, &status));
             worker.kill();
             checked?;
         }

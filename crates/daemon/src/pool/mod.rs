@@ -1,33 +1,34 @@
 //! Workers whose contexts are ready, for the next sandboxes.
 //!
 //! Opening a GPU takes longer than most of a restore, so it is done before anyone asks. For each GPU that was used last
-//! some workers wait; one that a sandbox takes is its own from then on and never comes back. The place of one that was
-//! taken, or was killed, is filled in the background: for those taken when the sandbox runs ([`WorkerPool::refill`]),
-//! since a driver that makes a context slows down what it does beside that. It makes one context after the other, so
-//! that is how workers are started, and who finds none ready takes the one that is to be ready next.
+//! some workers wait: as many as [were taken at once](demand) of late, or as there are programs asleep for which a context
+//! is kept, as far as there is [memory](room). One that a sandbox takes is its own from then on and never comes back. Its
+//! place is [filled](fill) once the sandbox runs. Who finds none ready takes the one that is to be ready next.
 //!
-//! A worker that ends before it was ready is not replaced until the next sandbox asks, so that a GPU that cannot be
-//! opened is not asked again and again. Waiting workers end with the daemon; whatever kills it closes their connection.
+//! Waiting workers end with the daemon; whatever kills it closes their connection.
 
+mod demand;
+mod fill;
+mod room;
+mod size;
+
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use rekindle_protocol::daemon::Spare as Shown;
 use rekindle_protocol::worker::Status;
 
 use crate::caches::{Caches, Priority};
 use crate::contexts::Contexts;
-use crate::error::{Error, Result};
-use crate::workers::{Address, OnEnd, Purpose, Spares, Start, Worker, WorkerError};
+use crate::error::Result;
+use crate::workers::{Address, OnEnd, Purpose, Spares, Start, Worker};
+use demand::Demand;
+use size::Reasons;
 
-/// How many workers wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolSize {
-    /// For each GPU, as `--gpu` names it.
-    pub per_gpu: usize,
-    /// For all GPUs together; those used last come first.
-    pub most: usize,
-}
+pub use room::HeldRoom;
+pub use size::PoolSize;
 
 pub struct WorkerPool {
     /// `rekindled` itself, which workers are made of.
@@ -37,14 +38,54 @@ pub struct WorkerPool {
     pub caches: Arc<Caches>,
     pub contexts: Arc<Contexts>,
     state: Mutex<State>,
+    /// Held by who starts and ends workers.
+    settling: Mutex<()>,
 }
 
 #[derive(Default)]
 struct State {
     /// The one used last first.
-    gpus: Vec<String>,
+    gpus: Vec<Gpu>,
     waiting: Vec<Waiting>,
+    /// Workers that sandboxes have taken, and GPUs of all.
+    given: Vec<(String, Weak<Worker>)>,
+    /// Those that wait for one program each, beside the pool.
+    wakers: Vec<(String, Weak<Worker>)>,
+    /// GPUs whose memory programs are about to take that lacked it.
+    holds: Vec<String>,
+    /// When it is looked next whether all is as it is to be.
+    next: Option<Instant>,
     closed: bool,
+}
+
+/// A GPU that workers wait for.
+struct Gpu {
+    name: String,
+    demand: Demand,
+    /// Who sleeps that contexts are kept for, and how many.
+    kept: BTreeMap<String, usize>,
+    /// Some that waited went for a program that lacked memory, and much has not been free since.
+    gave_up: bool,
+    /// Fewer wait than are to.
+    is_short: bool,
+}
+
+impl Gpu {
+    fn new(name: &str) -> Gpu {
+        let (demand, kept) = (Demand::default(), BTreeMap::new());
+        Gpu { name: name.to_string(), demand, kept, gave_up: false, is_short: false }
+    }
+
+    fn reasons(&mut self, size: &PoolSize, now: Instant) -> Reasons {
+        match size.per_gpu {
+            0 => Reasons::default(),
+            least => Reasons {
+                least,
+                recent: self.demand.recent(now, size.window),
+                asleep: self.kept.values().sum(),
+            },
+        }
+    }
 }
 
 struct Waiting {
@@ -62,7 +103,8 @@ impl WorkerPool {
         caches: Arc<Caches>,
         contexts: Arc<Contexts>,
     ) -> Arc<WorkerPool> {
-        Arc::new(WorkerPool { program, size, spares, caches, contexts, state: Mutex::default() })
+        let (state, settling) = (Mutex::default(), Mutex::default());
+        Arc::new(WorkerPool { program, size, spares, caches, contexts, state, settling })
     }
 
     /// A worker for a sandbox: this one, if it lives, else one that waits ready or is soon to, else a new one.
@@ -75,10 +117,10 @@ impl WorkerPool {
         on_end: impl Fn() -> OnEnd,
     ) -> Result<Arc<Worker>> {
         self.note_use(gpu);
-        let mut next = wanted.filter(|worker| worker.ended().is_none()).or_else(|| self.pick(gpu));
+        let mut next = wanted.filter(|worker| worker.ended().is_none()).or_else(|| self.take(gpu));
         while let Some(spare) = next {
             match spare.take(address.clone(), output, on_end()) {
-                Ok(()) => return Ok(spare),
+                Ok(()) => return Ok(self.note_given(gpu, spare)),
                 Err(error) => {
                     log::warn!("a waiting worker could not be taken: {error}");
                     spare.shut_down();
@@ -88,12 +130,13 @@ impl WorkerPool {
         }
         let (data, links) = (self.spares.data(), self.spares.links());
         let (program, purpose) = (&*self.program, Purpose::Program);
-        Worker::start(&Start { program, address, gpu, output, purpose, data, links }, on_end())
+        let start = Start { program, address, gpu, output, purpose, data, links };
+        Worker::start(&start, on_end()).map(|worker| self.note_given(gpu, worker))
     }
 
     /// A worker that has what it copies through ready before anybody takes it: one that waits, or a new one.
     pub fn spare(&self, gpu: &str) -> Result<Arc<Worker>> {
-        self.pick(gpu).map_or_else(|| self.spares.start(gpu, Box::new(|_| ())), Ok)
+        self.take(gpu).map_or_else(|| self.spares.start(gpu, Box::new(|_| ())), Ok)
     }
 
     /// Has workers wait for this GPU from now on.
@@ -107,43 +150,26 @@ impl WorkerPool {
         self.size.per_gpu.min(self.size.most) == 0
     }
 
-    /// Starts the first of the workers that are missing, ends those that are too many. The next one is started when that
-    /// one is ready.
-    pub fn refill(self: &Arc<WorkerPool>) {
-        let (new, surplus) = {
-            let mut state = self.lock();
-            if state.closed {
-                return;
-            }
-            let mut left = self.size.most;
-            let mut begins = state.waiting.iter().all(|one| one.ready);
-            let (mut kept, mut new) = (Vec::new(), None);
-            for gpu in state.gpus.clone() {
-                let wanted = self.size.per_gpu.min(left);
-                left -= wanted;
-                let found: Vec<Waiting> =
-                    state.waiting.extract_if(.., |one| one.gpu == gpu).take(wanted).collect();
-                let is_missing = found.len() < wanted;
-                kept.extend(found);
-                if is_missing && std::mem::take(&mut begins) {
-                    match self.start(&gpu) {
-                        Ok(worker) => {
-                            new = Some(worker.clone());
-                            kept.push(Waiting { gpu: gpu.clone(), worker, ready: false });
-                        }
-                        Err(error) => log::warn!("no worker waits for {gpu}: {error}"),
-                    }
-                }
-            }
-            (new, std::mem::replace(&mut state.waiting, kept))
-        };
-        for one in surplus {
-            one.worker.shut_down();
+    /// A program sleeps, by this name, and is to find so many contexts on this GPU when it wakes.
+    pub fn keep_contexts(self: &Arc<WorkerPool>, who: &str, (gpu, count): (&str, usize)) {
+        if self.is_off() {
+            return;
         }
-        if let Some(worker) = new {
-            let pool = self.clone();
-            std::thread::spawn(move || pool.get_ready(&worker));
+        self.note_use(gpu);
+        if let Some(known) = self.lock().gpus.iter_mut().find(|known| known.name == gpu) {
+            known.kept.insert(who.to_string(), count);
         }
+        let pool = self.clone();
+        std::thread::spawn(move || pool.refill());
+    }
+
+    /// None are kept for it any more. Nothing is started beside its work.
+    pub fn let_contexts_go(self: &Arc<WorkerPool>, who: &str) {
+        for gpu in &mut self.lock().gpus {
+            gpu.kept.remove(who);
+        }
+        let pool = self.clone();
+        std::thread::spawn(move || pool.settle(false));
     }
 
     /// Puts an image into the caches, and has those that wait know what of them is memory of the host. Takes as long as
@@ -191,9 +217,23 @@ impl WorkerPool {
     /// A GPU was used: it comes first.
     fn note_use(&self, gpu: &str) {
         let gpus = &mut self.lock().gpus;
-        gpus.retain(|known| known != gpu);
-        gpus.insert(0, gpu.to_string());
+        let known = gpus.iter().position(|known| known.name == gpu).map(|at| gpus.remove(at));
+        gpus.insert(0, known.unwrap_or_else(|| Gpu::new(gpu)));
         gpus.truncate(self.size.most);
+    }
+
+    fn note_given(&self, gpu: &str, worker: Arc<Worker>) -> Arc<Worker> {
+        let given = &mut self.lock().given;
+        given.retain(|(_, worker)| room::is_there(worker));
+        given.push((gpu.to_string(), Arc::downgrade(&worker)));
+        worker
+    }
+
+    /// One that waits, if one does. It counts what is taken, whether there was one or not.
+    fn take(&self, gpu: &str) -> Option<Arc<Worker>> {
+        let now = Instant::now();
+        self.lock().gpus.iter_mut().filter(|one| one.name == gpu).for_each(|gpu| gpu.demand.took(now));
+        self.pick(gpu)
     }
 
     fn pick(&self, gpu: &str) -> Option<Arc<Worker>> {
@@ -204,57 +244,12 @@ impl WorkerPool {
         Some(waiting.remove(at).worker)
     }
 
-    fn start(self: &Arc<WorkerPool>, gpu: &str) -> Result<Arc<Worker>> {
-        let pool: Weak<WorkerPool> = Arc::downgrade(self);
-        let on_end = move |worker: &Worker| {
-            if let Some(pool) = pool.upgrade() {
-                pool.lost(worker);
-            }
-        };
-        self.spares.start(gpu, Box::new(on_end))
-    }
-
-    fn get_ready(self: &Arc<WorkerPool>, worker: &Arc<Worker>) {
-        let ready = worker.status();
-        let mut state = self.lock();
-        let found = state.waiting.iter_mut().find(|one| Arc::ptr_eq(&one.worker, worker));
-        match (ready, found) {
-            (Ok(_), Some(one)) => {
-                one.ready = true;
-                drop(state);
-                self.refill();
-                self.acquaint(worker);
-            }
-            (Err(Error::Workers(WorkerError::Ended { how, .. })), _) => {
-                log::warn!("a worker that was to wait ended: {how}")
-            }
-            (Err(error), Some(_)) => {
-                log::warn!("a worker that was to wait did not get ready: {error}");
-                drop(state);
-                worker.shut_down();
-            }
-            _ => {}
-        }
-    }
-
     /// Has it know the caches, for as long as it waits.
     fn acquaint(&self, worker: &Arc<Worker>) {
         let waits = || self.lock().waiting.iter().any(|one| Arc::ptr_eq(&one.worker, worker));
         match self.caches.acquaint(worker, waits) {
             Err(error) if waits() => log::warn!("a worker that waits does not know the caches: {error}"),
             _ => {}
-        }
-    }
-
-    /// A worker has ended while it waited.
-    fn lost(self: &Arc<WorkerPool>, worker: &Worker) {
-        let lost = {
-            let waiting = &mut self.lock().waiting;
-            let at = waiting.iter().position(|one| std::ptr::eq(&*one.worker, worker));
-            at.map(|at| waiting.remove(at))
-        };
-        if lost.is_some_and(|one| one.ready) {
-            self.refill();
         }
     }
 

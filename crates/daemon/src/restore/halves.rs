@@ -161,8 +161,9 @@ impl<'a> Attempt<'a> {
     pub fn restore_gpu(&self, halves: &[(&Arc<Worker>, &Image)]) -> Result<Vec<GpuHalf>> {
         let Some((worker, _)) = halves.first() else { return Ok(Vec::new()) };
         let status = self.timeline.lane(GPU).time("worker start", || worker.first_status())?;
-        let status = preflight::wait_for_room(worker, self.image, status)?;
         let (caches, gpu) = (self.sandbox.caches(), self.sandbox.record().gpu);
+        let (status, _held) =
+            preflight::wait_for_room((&self.sandbox.pool, &gpu), worker, self.image, status)?;
         let status = caches.make_room(worker, &gpu, preflight::gpu_bytes(self.image)?, status)?;
         preflight::check_gpus(self.image, &status)?;
         gpu_half::each(halves, |(worker, image)| self.restore_half(worker, image, &gpu))

@@ -68,7 +68,9 @@ fn bring_up(
     recovery: &RecoveryState,
     clock: &Clock,
 ) -> Result<Vec<Phase>> {
-    preflight::check_gpus(image, &preflight::wait_for_room(worker, image, worker.status()?)?)?;
+    let place = (&sandbox.pool, &*sandbox.record().gpu);
+    let (status, _held) = preflight::wait_for_room(place, worker, image, worker.status()?)?;
+    preflight::check_gpus(image, &status)?;
     let start_us = clock.elapsed_us();
     let restored = gpu_half::replace(worker, image, &sandbox.run_directory)?;
     let loaded = wait(worker)?;

@@ -90,7 +90,7 @@ pub struct Sandbox {
     criu_cache: PathBuf,
     refusals: refusals::Memory,
     log_max: u64,
-    pool: Arc<WorkerPool>,
+    pub pool: Arc<WorkerPool>,
     record: Mutex<Record>,
     changed: Condvar,
     /// No other daemon may touch the run directory while this is open.

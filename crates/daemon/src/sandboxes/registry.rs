@@ -206,7 +206,7 @@ mod tests {
         let spares = Spares::open(paths, "/rekindled".into());
         let caches = Caches::new(CacheLimits::default(), paths.store(), spares.clone());
         let contexts = Contexts::open(paths, "/rekindled".into());
-        let none = PoolSize { per_gpu: 0, most: 0 };
+        let none = PoolSize { per_gpu: 0, most: 0, window: std::time::Duration::ZERO };
         Sandbox::new(paths, &WorkerPool::new("/rekindled".into(), none, spares, caches, contexts), record)
     }
 

@@ -30,6 +30,7 @@ impl Sandbox {
             Ok(worker) => worker,
             Err(error) => return log::warn!("no worker waits for {:?} to wake: {error}", self.name()),
         };
+        self.pool.note_waker(&self.record().gpu, &worker);
         *self.lock_waker() = Some(Waiting { worker: worker.clone(), ready: false });
         let (sandbox, image) = (self.clone(), image.to_string_lossy().into_owned());
         std::thread::spawn(move || {
@@ -48,10 +49,11 @@ impl Sandbox {
     /// It, if it has come so far.
     pub fn take_waker(&self) -> Option<Arc<Worker>> {
         let Waiting { worker, ready } = self.lock_waker().take()?;
-        if !ready {
+        let is_there = self.pool.take_waker(&worker) && ready;
+        if !is_there {
             worker.kill();
         }
-        ready.then_some(worker)
+        is_there.then_some(worker)
     }
 
     /// Ends it, and gives back what it has pinned.

@@ -312,7 +312,14 @@ fn answer(
             let sandboxes: Vec<_> = all.iter().map(|sandbox| sandbox.shown()).collect();
             let (pool, contexts) = (daemon.pool.shown(), daemon.pool.contexts.shown());
             let (handed_on, _) = daemon.data.handed_on();
-            json!({ "sandboxes": sandboxes, "pool": pool, "contexts": contexts, "handed_on": handed_on })
+            let targets = daemon.pool.targets();
+            json!({
+                "sandboxes": sandboxes,
+                "pool": pool,
+                "pool_targets": targets,
+                "contexts": contexts,
+                "handed_on": handed_on,
+            })
         }
         Request::Stats { names } => {
             let wanted = match names.is_empty() {
@@ -321,7 +328,14 @@ fn answer(
             };
             let stats: Vec<_> = wanted.iter().map(|sandbox| sandbox.stats()).collect();
             let (handed_on, moves) = daemon.data.handed_on();
-            json!({ "sandboxes": stats, "handed_on": handed_on, "handed_on_moves": moves })
+            let (pool, targets) = (daemon.pool.shown(), daemon.pool.targets());
+            json!({
+                "sandboxes": stats,
+                "pool": pool,
+                "pool_targets": targets,
+                "handed_on": handed_on,
+                "handed_on_moves": moves,
+            })
         }
         Request::Logs { name, follow, own, since_us, tail, lines } => {
             let request = logs::LogRequest { follow, own, since_us, tail, lines };

@@ -199,7 +199,9 @@ fn bring_up(
     let Some(first) = sleepers.first() else { return Ok(()) };
     let status = timeline.lane(GPU).time("worker start", || first.worker.first_status())?;
     let image = Image::open(&asleep.image)?;
-    preflight::check_gpus(&image, &preflight::wait_for_room(&first.worker, &image, status)?)?;
+    let place = (&sandbox.pool, &*sandbox.record().gpu);
+    let (status, _held) = preflight::wait_for_room(place, &first.worker, &image, status)?;
+    preflight::check_gpus(&image, &status)?;
     // Contents too: the keepers are there until nothing more can go wrong.
     let clients = gpu_half::each(sleepers, |one| {
         bring_half(sandbox, one, timeline).inspect_err(|_| {

@@ -22,7 +22,7 @@ pub use report::{
     Level, LoadOrder, MigrationPath, MigrationReport, NodeMigrationReport, Operation, Report, Round,
     SleepReport, Trace, Written,
 };
-pub use sandbox::{Limits, Mending, Mode, Sandbox, SharedContexts, Spare, State, Stats, User};
+pub use sandbox::{Limits, Mending, Mode, PoolTarget, Sandbox, SharedContexts, Spare, State, Stats, User};
 pub use start::{Framework, Python, Restore, Run, Take};
 
 /// A request, with which directories the user has named: it is for a daemon that has these.

@@ -223,6 +223,22 @@ pub struct Spare {
     pub ready: bool,
 }
 
+/// How many workers are to wait for a GPU and why, as `rekindle ps --json` prints it: the most of the reasons, as far as
+/// there is room.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PoolTarget {
+    pub gpu: String,
+    pub workers: usize,
+    /// So many always are.
+    pub least: usize,
+    /// So many were taken at once of late.
+    pub recent: usize,
+    /// So many programs sleep for which a context is kept.
+    pub asleep: usize,
+    /// Fewer are made, for the GPU has little memory free.
+    pub short_of_memory: bool,
+}
+
 /// A process whose GPU contexts programs of a tenant share, as `rekindle ps --json` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SharedContexts {
