@@ -124,6 +124,7 @@ def test_functions_of_an_app_share_contexts_unless_something_else_is_said():
             ({"sleep_stages": 9}, "sleep_stages is 9; give seconds by level"),
             ({"sleep_stages": {"gpu": "9"}}, "sleep_stages has '9' for 'gpu'; give a number of seconds"),
             ({"sleep_stages": {"gpu": 0}}, "sleep_stages has no level with an interval above 0"),
+            ({"sleep_stages": {"context": 9}}, "sleep_stages has no level with an interval above 0"),
             ({"sleep_stages": {"gpu": 9}, "sleep_window": 5}, "sleep_stages and sleep_window are both given; give one of them"),
             ({"sleep_stages": {"gpu": 9}, "share": "us"}, "sleep_stages is for instances that sleep, and those that share .* do not"),
         )
@@ -140,6 +141,8 @@ def test_stages_of_sleep_are_served_in_their_order():
 
     staged = served("staged", sleep_stages={"disk": 3600, "gpu": 0.5, "host": 0}, scaledown_window=30)
     assert words(staged, "--stages") == ("gpu=500ms,host=0ms,disk=3600000ms",) and "--idle-end" not in staged
+    kept = served("kept", sleep_stages={"host": 600, "context": 30})
+    assert words(kept, "--stages") == ("context=30000ms,host=600000ms",)
     plain = served("plain", share=False)
     assert words(plain, "--idle-end") == ("300000ms",) and "--stages" not in plain
 

@@ -30,7 +30,7 @@ pub use sandbox::{
     LimitArguments, NetworkArguments, PortionArguments, SandboxArguments, SettingArguments,
     TerminalArguments, VolumeArguments,
 };
-pub use service::{ScaleArguments, ServiceArguments, TenantArgument};
+pub use service::{ScaleArguments, ServiceArguments, StagesArgument, TenantArgument};
 pub use tenant::TenantCommand;
 
 use crate::completion;
@@ -216,8 +216,8 @@ pub enum Command {
         #[arg(long)]
         no_open: bool,
     },
-    /// Change how many instances a service has.
-    #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["min", "max"]))]
+    /// Change how many instances a service has, and how they sleep.
+    #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["min", "max", "stages"]))]
     Scale {
         #[arg(value_name = "SERVICE", add = ArgValueCandidates::new(completion::services))]
         name: String,
@@ -225,6 +225,8 @@ pub enum Command {
         tenant: TenantArgument,
         #[command(flatten)]
         scale: ScaleArguments,
+        #[command(flatten)]
+        stages: StagesArgument,
     },
     /// Have a service refuse requests, answer those that it has, and end its instances. `serve` has it go on.
     Drain {

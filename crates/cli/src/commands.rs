@@ -92,7 +92,8 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Migrate(arguments) => nodes::migrate(&paths, &printer, arguments)?,
         Command::Node { command } => nodes::node(&paths, &printer, command)?,
         Command::Serve { image, name, service } => {
-            let answer = simply_ask(&paths, &Request::Serve { name, image, service: service.request() })?;
+            let service = Box::new(service.request());
+            let answer = simply_ask(&paths, &Request::Serve { name, image, service })?;
             printer.print(&answer, || show::address(&answer));
         }
         Command::Services { tenant } => {
@@ -112,9 +113,11 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&paths, &request)?;
             printer.print(&answer, || format!("{name} has it from now on"));
         }
-        Command::Scale { name, tenant: TenantArgument { tenant }, scale } => {
+        Command::Scale { name, tenant: TenantArgument { tenant }, scale, stages } => {
             let ScaleArguments { min, max } = scale;
-            let answer = simply_ask(&paths, &Request::Scale { name, tenant, min, max })?;
+            let (stages, context_ms) = stages.wanted();
+            let request = Request::Scale { name, tenant, min, max, stages, context_ms };
+            let answer = simply_ask(&paths, &request)?;
             printer.print_json(&answer);
         }
         Command::Drain { name, tenant: TenantArgument { tenant } } => {

@@ -33,6 +33,10 @@ pub trait Instance: Send + Sync {
     /// It is wanted: it need not go on to a lower level.
     fn call_off(&self);
     fn wake(&self) -> Result<(), Failure>;
+    /// It sleeps, and is to find a context of its GPU when it wakes. Does not block, nor does [`Instance::let_context_go`].
+    fn keep_context(&self) {}
+    /// It need not find one any more.
+    fn let_context_go(&self) {}
     /// What it has of its GPU's memory, its context included; none if that is not known just now.
     fn memory(&self) -> Option<Holding>;
     /// Why its GPU context is good for nothing any more, if that is so: all that its program asks of the GPU fails.

@@ -24,10 +24,17 @@ pub struct Plan {
     /// The levels that it sleeps at instead, one after the other, the highest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<SleepStage>,
+    /// How long a context is kept for one that sleeps, from when it fell asleep on, whatever its level is by then.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub context_ms: u64,
     /// How many requests may wait.
     pub queue: u32,
     /// How long a request may wait, and an instance take until it listens.
     pub timeout_ms: u64,
+}
+
+fn is_none(ms: &u64) -> bool {
+    *ms == 0
 }
 
 /// What of a plan cannot be.
@@ -64,6 +71,10 @@ impl Plan {
 
     pub(crate) fn idle(&self) -> Duration {
         Duration::from_millis(self.idle_ms)
+    }
+
+    pub(crate) fn context(&self) -> Duration {
+        Duration::from_millis(self.context_ms)
     }
 
     /// The levels that an instance sleeps at, the highest first; `level` is that of one that sleeps at one alone.

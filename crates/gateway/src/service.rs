@@ -5,7 +5,7 @@
 
 mod room;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -48,6 +48,8 @@ pub struct Service {
     state: Mutex<State>,
     /// Somebody waits for the service to be drained.
     drained: Condvar,
+    /// Who sleeps and has a context kept.
+    contexts: Mutex<BTreeMap<u32, Arc<dyn Instance>>>,
     /// Something is to be done earlier than was known.
     sooner: Arc<Notify>,
     /// Another image that some of its requests go to.
@@ -144,6 +146,7 @@ impl Service {
             runtime: runtime.clone(),
             state: Mutex::new(state),
             drained: Condvar::new(),
+            contexts: Mutex::default(),
             sooner: Arc::default(),
             canary: Mutex::default(),
             tally: Arc::default(),
@@ -382,7 +385,27 @@ impl Service {
         for action in rest {
             self.perform(action);
         }
+        self.keep_contexts();
         self.memory.look();
+    }
+
+    /// Has contexts kept for those that sleep, as far as that is wanted, and for no others any more.
+    fn keep_contexts(&self) {
+        let mut kept = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        // Looked at with `kept` locked: the last to come here knows best.
+        let wanted: BTreeMap<u32, Arc<dyn Instance>> = {
+            let state = self.lock();
+            let of = |number: u32| Some((number, state.upstreams.get(&number)?.instance.clone()));
+            state.policy.keep_contexts(Instant::now()).filter_map(of).collect()
+        };
+        kept.extract_if(.., |number, _| !wanted.contains_key(number))
+            .for_each(|(_, instance)| instance.let_context_go());
+        for (number, instance) in wanted {
+            kept.entry(number).or_insert_with(|| {
+                instance.keep_context();
+                instance
+            });
+        }
     }
 
     /// One that is not heard gives its place back by itself.

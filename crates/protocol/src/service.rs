@@ -50,6 +50,9 @@ pub struct ServiceRequest {
     /// `idle_end_ms`.
     #[serde(default)]
     pub stages: Option<Vec<SleepStage>>,
+    /// How long a context is kept for one that sleeps.
+    #[serde(default)]
+    pub context_ms: Option<u64>,
     /// URLs of the data that instances are about to want.
     #[serde(default)]
     pub data: Option<Vec<String>>,

@@ -15,6 +15,8 @@ from rekindle.sharing import DRIVER
 SHARE_MEMORY = ("eager", "lazy")
 # Where the GPU memory of what sleeps can be, the highest first.
 LEVELS = ("gpu", "host", "disk")
+# How long a context is kept beside that.
+CONTEXT = "context"
 # By which weight it has bytes over the link, unless something else is said.
 LINK_WEIGHT = 10
 
@@ -43,7 +45,8 @@ class Limits:
     # How long an instance without a call keeps its GPU, and how long it is there after that.
     scaledown_window: float = 30.0
     sleep_window: float = 300.0
-    # How long it sleeps at each level instead, one after the other, before it ends: {"gpu": 60, "host": 600, "disk": 3600}.
+    # How long it sleeps at each level instead, one after the other, before it ends: {"gpu": 60, "host": 600, "disk": 3600}; with
+    # "context": 30, a context is kept for it that long from when it falls asleep.
     sleep_stages: Mapping[str, float] | None = None
     # How many calls may wait, and how long one may.
     max_queue: int = 100
@@ -108,12 +111,14 @@ class Limits:
     def check_stages(self, name: str) -> None:
         if self.sleep_stages is None:
             return
-        if not isinstance(self.sleep_stages, Mapping) or set(self.sleep_stages) - set(LEVELS):
-            raise DeclarationError(f"{name}: sleep_stages is {self.sleep_stages!r}; give seconds by level: {', '.join(LEVELS)}")
+        if not isinstance(self.sleep_stages, Mapping) or set(self.sleep_stages) - {CONTEXT, *LEVELS}:
+            raise DeclarationError(
+                f"{name}: sleep_stages is {self.sleep_stages!r}; give seconds by level: {', '.join(LEVELS)}, and perhaps for {CONTEXT}"
+            )
         for level, value in self.sleep_stages.items():
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
                 raise DeclarationError(f"{name}: sleep_stages has {value!r} for {level!r}; give a number of seconds")
-        if not any(self.sleep_stages.values()):
+        if not any(self.sleep_stages.get(level) for level in LEVELS):
             raise DeclarationError(f"{name}: sleep_stages has no level with an interval above 0; give one, or sleep_window alone")
 
     @property
@@ -136,7 +141,7 @@ class Limits:
             "--idle": milliseconds(self.scaledown_window),
         }
         if self.sleep_stages:
-            stages = [(level, self.sleep_stages[level]) for level in LEVELS if level in self.sleep_stages]
+            stages = [(stage, self.sleep_stages[stage]) for stage in (CONTEXT, *LEVELS) if stage in self.sleep_stages]
             options["--stages"] = ",".join(f"{level}={milliseconds(seconds)}" for level, seconds in stages)
         else:
             options["--idle-end"] = milliseconds(self.sleep_window)

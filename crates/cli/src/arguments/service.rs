@@ -62,15 +62,13 @@ pub struct ServiceArguments {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     idle: Option<u64>,
     /// How long one that has given its GPU back is there until it ends, and the image alone is left (5m).
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "stages")]
     idle_end: Option<u64>,
     /// Where the GPU memory of such an instance goes (host).
-    #[arg(long)]
+    #[arg(long, conflicts_with = "stages")]
     level: Option<LevelArgument>,
-    /// Have such an instance go down level by level instead, and how long it sleeps at each before it goes on, or ends after
-    /// the last: such as gpu=1m,host=10m,disk=1h. A level that is left out, or has 0s, is passed by; none: one level alone.
-    #[arg(long, value_name = "LEVEL=TIME,...|none", value_parser = stages, conflicts_with_all = ["level", "idle_end"])]
-    stages: Option<Stages>,
+    #[command(flatten)]
+    stages: StagesArgument,
     /// An object that instances are about to want (s3://BUCKET/KEY, gs://, az://, http://, https:// or file:///PATH): it is
     /// brought to this host while one is started. May be given again; none: no more.
     #[arg(long, value_name = "URL|none")]
@@ -103,6 +101,26 @@ pub struct TenantArgument {
     pub tenant: Option<String>,
 }
 
+/// How instances sleep.
+#[derive(Clone, Debug, Args)]
+pub struct StagesArgument {
+    /// Have an idle instance go down level by level instead, and how long it sleeps at each before it goes on, or ends after
+    /// the last: such as gpu=1m,host=10m,disk=1h. A level that is left out, or has 0s, is passed by; none: one level alone.
+    /// context=TIME before them has a worker wait for it that long from when it falls asleep, its context ready.
+    #[arg(long, value_name = "[context=TIME,]LEVEL=TIME,...|none", value_parser = stages)]
+    stages: Option<Stages>,
+}
+
+impl StagesArgument {
+    /// The levels, and how long a context is kept, in milliseconds.
+    pub fn wanted(self) -> (Option<Vec<SleepStage>>, Option<u64>) {
+        match self.stages {
+            Some(Stages { levels, context_ms }) => (Some(levels), Some(context_ms)),
+            None => (None, None),
+        }
+    }
+}
+
 /// How many instances there are.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ScaleArguments {
@@ -116,6 +134,7 @@ pub struct ScaleArguments {
 
 impl ServiceArguments {
     pub fn request(self) -> ServiceRequest {
+        let (stages, context_ms) = self.stages.wanted();
         ServiceRequest {
             port: self.port,
             to: self.to,
@@ -135,7 +154,8 @@ impl ServiceArguments {
             idle_ms: self.idle,
             idle_end_ms: self.idle_end,
             timeout_ms: self.timeout,
-            stages: self.stages.map(|Stages(all)| all),
+            stages,
+            context_ms,
             canary: self.canary,
             tls: match (self.no_tls, self.tls_certificate, self.tls_key) {
                 (false, Some(certificate), Some(key)) => {
@@ -182,28 +202,39 @@ fn path(text: &str) -> Result<String, String> {
     is_plain.then(|| text.to_string()).ok_or_else(|| "expected a path such as /healthz".to_string())
 }
 
-/// All of them, or none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stages(Vec<SleepStage>);
+/// All levels, or none, and how long a context is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Stages {
+    levels: Vec<SleepStage>,
+    context_ms: u64,
+}
 
 /// Levels in their order, each once.
 fn stages(text: &str) -> Result<Stages, String> {
     if text == "none" {
-        return Ok(Stages(Vec::new()));
+        return Ok(Stages::default());
     }
     let stage = |text: &str| {
         let (level, time) = text.split_once('=')?;
         let level = LevelArgument::from_str(level, false).ok()?.wanted();
         Some(SleepStage { level, ms: duration(time).ok()? })
     };
-    let all: Option<Vec<SleepStage>> = text.split(',').map(stage).collect();
+    let (context, levels) = match text.strip_prefix("context=").and_then(|rest| rest.split_once(',')) {
+        Some((time, levels)) => (duration(time).ok(), levels),
+        None => (Some(0), text),
+    };
+    let all: Option<Vec<SleepStage>> = levels.split(',').map(stage).collect();
     let goes_down = |all: &Vec<SleepStage>| {
         all.is_sorted_by(|one, next| one.level < next.level) && all.iter().any(|stage| stage.ms > 0)
     };
-    all.filter(goes_down).map(Stages).ok_or_else(|| {
-        "expected levels from gpu over host to disk, with times of which one is above 0s, such as gpu=1m,host=10m,disk=1h, or none"
-            .to_string()
-    })
+    all.filter(goes_down)
+        .zip(context)
+        .map(|(levels, context_ms)| Stages { levels, context_ms })
+        .ok_or_else(|| {
+            "expected levels from gpu over host to disk, with times of which one is above 0s, such as gpu=1m,host=10m,disk=1h, \
+             perhaps with context=30s before them, or none"
+                .to_string()
+        })
 }
 
 /// In milliseconds.
@@ -223,12 +254,13 @@ mod tests {
         use rekindle_protocol::daemon::Level;
         let stage = |level, ms| SleepStage { level, ms };
         let all = vec![stage(Level::Gpu, 60_000), stage(Level::Host, 600_000), stage(Level::Disk, 3_600_000)];
-        assert_eq!(stages("gpu=1m,host=10m,disk=1h"), Ok(Stages(all)));
-        assert_eq!(
-            stages("gpu=0s,disk=1s"),
-            Ok(Stages(vec![stage(Level::Gpu, 0), stage(Level::Disk, 1000)]))
-        );
-        assert_eq!(stages("none"), Ok(Stages(Vec::new())));
+        let levels = |levels| Ok(Stages { levels, context_ms: 0 });
+        assert_eq!(stages("gpu=1m,host=10m,disk=1h"), levels(all));
+        let last = vec![stage(Level::Gpu, 0), stage(Level::Disk, 1000)];
+        assert_eq!(stages("gpu=0s,disk=1s"), levels(last.clone()));
+        let kept = Stages { levels: last, context_ms: 30_000 };
+        assert_eq!(stages("context=30s,gpu=0s,disk=1s"), Ok(kept));
+        assert_eq!(stages("none"), levels(Vec::new()));
         for wrong in [
             "",
             "gpu",
@@ -239,6 +271,10 @@ mod tests {
             "gpu=1s,",
             "gpu=0s",
             "none,gpu=1s",
+            "context=30s",
+            "context=30s,gpu=0s",
+            "context=soon,gpu=1s",
+            "gpu=1s,context=30s",
         ] {
             assert!(stages(wrong).unwrap_err().contains("gpu=1m"), "{wrong}");
         }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rekindle_protocol::daemon::{Call, Event, Report, Request, Take};
 use rekindle_protocol::frame::{self, FrameError, Limits};
+use rekindle_protocol::service::ServiceRequest;
 use rekindle_sandbox::GuestTask;
 use serde_json::{Value, json};
 
@@ -402,8 +403,9 @@ fn answer(
         Request::Serve { name, image, service } => services::serve(daemon, &name, &image, &service)?,
         Request::Services { tenant } => services::list(daemon, tenant.as_deref())?,
         Request::Page => page::address(daemon)?,
-        Request::Scale { name, tenant, min, max } => {
-            services::scale(daemon, (&name, tenant.as_deref()), (min, max))?
+        Request::Scale { name, tenant, min, max, stages, context_ms } => {
+            let wanted = ServiceRequest { min, max, stages, context_ms, ..ServiceRequest::default() };
+            services::scale(daemon, (&name, tenant.as_deref()), &wanted)?
         }
         Request::Drain { name, tenant, remove, now } => {
             services::drain(daemon, (&name, tenant.as_deref()), (remove, now), reply)?

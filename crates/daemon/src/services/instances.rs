@@ -123,6 +123,16 @@ impl Instance for Member {
         }
     }
 
+    fn keep_context(&self) {
+        let record = self.sandbox.record();
+        let workers = record.asleep.map_or(1, |asleep| asleep.processes().len());
+        self.daemon.pool.keep_contexts(&self.sandbox.id, (&record.gpu, workers));
+    }
+
+    fn let_context_go(&self) {
+        self.daemon.pool.let_contexts_go(&self.sandbox.id);
+    }
+
     fn memory(&self) -> Option<Holding> {
         memory::held(&self.daemon, &self.sandbox)
     }

@@ -60,6 +60,7 @@ const USUAL: Plan = Plan {
     idle_ms: 30_000,
     idle_end_ms: 300_000,
     stages: Vec::new(),
+    context_ms: 0,
     queue: 100,
     timeout_ms: 60_000,
 };
@@ -181,17 +182,17 @@ pub fn images(daemon: &Daemon) -> impl Iterator<Item = String> {
     daemon.gateway.all().into_iter().flat_map(of)
 }
 
-/// Changes how many instances there are.
+/// Changes the numbers and times of a service's plan that are given.
 pub fn scale(
     daemon: &Daemon,
     (name, tenant): (&str, Option<&str>),
-    (min, max): (Option<u32>, Option<u32>),
+    wanted: &ServiceRequest,
 ) -> Result<Value> {
     let name = &naming::meant(daemon, name, tenant)?;
     let _serving = daemon.serving.take(name)?;
     let service = find(daemon, name)?;
     let mut record = load(daemon, name)?;
-    record.plan = plan(&ServiceRequest { min, max, ..ServiceRequest::default() }, &record.plan);
+    record.plan = plan(wanted, &record.plan);
     record.plan.check().map_err(|source| ServiceError::BadPlan { name: name.clone(), source })?;
     record.save(&daemon.paths.services())?;
     service.replan(record.plan.clone());
@@ -283,6 +284,11 @@ fn plan(request: &ServiceRequest, kept: &Plan) -> Plan {
         idle_ms: request.idle_ms.unwrap_or(kept.idle_ms),
         idle_end_ms: request.idle_end_ms.unwrap_or(kept.idle_end_ms),
         stages: stages(request, kept),
+        context_ms: match &request.stages {
+            Some(_) => request.context_ms.unwrap_or(0),
+            None if sleeps_at_one_level(request) => 0,
+            None => request.context_ms.unwrap_or(kept.context_ms),
+        },
         timeout_ms: request.timeout_ms.unwrap_or(kept.timeout_ms),
     }
 }
@@ -291,9 +297,13 @@ fn plan(request: &ServiceRequest, kept: &Plan) -> Plan {
 fn stages(request: &ServiceRequest, kept: &Plan) -> Vec<SleepStage> {
     match &request.stages {
         Some(stages) => stages.iter().filter(|stage| stage.ms > 0).copied().collect(),
-        None if request.level.is_some() || request.idle_end_ms.is_some() => Vec::new(),
+        None if sleeps_at_one_level(request) => Vec::new(),
         None => kept.stages.clone(),
     }
+}
+
+fn sleeps_at_one_level(request: &ServiceRequest) -> bool {
+    request.level.is_some() || request.idle_end_ms.is_some()
 }
 
 /// What instances are to be made of. The program's port is the one that was published, if nobody says more.

@@ -1,6 +1,6 @@
 //! One instance of a service.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::Level;
 use serde::Serialize;
@@ -47,6 +47,8 @@ pub struct Instance {
     pub cannot_sleep: bool,
     /// Where its GPU memory is while it sleeps.
     pub level: Option<Level>,
+    /// Since when it sleeps, at whatever level.
+    pub asleep_since: Option<Instant>,
     /// Where it is about to be.
     pub goes_to: Option<Level>,
     /// It could not go to a lower level: it tries no more before that.
@@ -71,6 +73,7 @@ impl Instance {
             since: now,
             cannot_sleep: false,
             level: None,
+            asleep_since: None,
             goes_to: None,
             stays_until: None,
             is_called_off: false,
@@ -95,6 +98,12 @@ impl Instance {
     /// It sleeps, and goes on to a lower level.
     pub fn goes_down(&self) -> bool {
         self.stage == Stage::FallingAsleep && self.level.is_some()
+    }
+
+    /// A context is kept for it, if that is wanted for so long; until it is awake, for it takes that to wake.
+    pub fn keeps_context(&self, time: Duration, now: Instant) -> bool {
+        let sleeps = matches!(self.stage, Stage::Asleep | Stage::Waking) || self.goes_down();
+        sleeps && self.asleep_since.is_some_and(|since| now < since + time)
     }
 
     pub fn waits_for_memory(&self) -> bool {

@@ -253,6 +253,7 @@ impl Policy {
                 (true, _) => {
                     (instance.stage, instance.since) = (Stage::Asleep, now);
                     (instance.level, instance.stays_until) = (goes_to, None);
+                    instance.asleep_since.get_or_insert(now);
                 }
                 // It sleeps on where it was.
                 (false, Some(_)) => {
@@ -271,7 +272,9 @@ impl Policy {
         match woke {
             Ok(()) => {
                 self.enter(number, Stage::Running, now);
-                self.instances.entry(number).and_modify(|instance| instance.level = None);
+                self.instances.entry(number).and_modify(|instance| {
+                    (instance.level, instance.asleep_since) = (None, None);
+                });
             }
             Err(why) => {
                 self.came_to_nothing(why, now);
@@ -333,6 +336,7 @@ impl Policy {
             [since + idle, since + next, since + end, since + idle + end]
                 .into_iter()
                 .chain(instance.stays_until)
+                .chain(instance.asleep_since.map(|since| since + self.plan.context()))
         });
         let rollout = self.rollout_deadline();
         let all = self.queue.deadlines().chain(self.not_before).chain(rollout).chain(instances);
@@ -378,7 +382,8 @@ impl Policy {
     ) -> u32 {
         let stage = if asleep.is_some() { Stage::Asleep } else { Stage::Running };
         let instance = Instance::new(stage, slot, self.generation, source.clone(), now);
-        self.add(Instance { retiring: !is_current, level: asleep, ..instance })
+        let asleep_since = asleep.map(|_| now);
+        self.add(Instance { retiring: !is_current, level: asleep, asleep_since, ..instance })
     }
 
     pub fn plan(&self) -> &Plan {
@@ -418,6 +423,13 @@ impl Policy {
     /// Where the GPU memory of an instance is, if it sleeps.
     pub fn level(&self, number: u32) -> Option<Level> {
         self.instances.get(&number).and_then(|instance| instance.level)
+    }
+
+    /// Numbers of instances that sleep and that a context is to be kept for.
+    pub fn keep_contexts(&self, now: Instant) -> impl Iterator<Item = u32> {
+        let time = self.plan.context();
+        let kept = self.instances.iter().filter(move |(_, one)| one.keeps_context(time, now));
+        kept.map(|(number, _)| *number)
     }
 
     /// Number, seat, stage and requests of each instance.

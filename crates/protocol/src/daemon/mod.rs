@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::network::Port;
-use crate::service::ServiceRequest;
+use crate::service::{ServiceRequest, SleepStage};
 use crate::tenant::QuotaRequest;
 
 pub use event::{Event, EventNotice, LogLine, Stream};
@@ -210,7 +210,7 @@ pub enum Request {
         name: String,
         image: String,
         #[serde(rename = "wish")]
-        service: ServiceRequest,
+        service: Box<ServiceRequest>,
     },
     /// All services, or a tenant's.
     Services {
@@ -219,7 +219,7 @@ pub enum Request {
     },
     /// Where the daemon's page is.
     Page,
-    /// Changes how many instances a service has.
+    /// Changes how many instances a service has, and at which levels they sleep.
     Scale {
         name: String,
         /// Whose service it is; [`NOBODY`](crate::tenant::NOBODY): nobody's.
@@ -227,6 +227,11 @@ pub enum Request {
         tenant: Option<String>,
         min: Option<u32>,
         max: Option<u32>,
+        /// As of [`ServiceRequest`].
+        #[serde(default)]
+        stages: Option<Vec<SleepStage>>,
+        #[serde(default)]
+        context_ms: Option<u64>,
     },
     /// Has a service take no more requests, and end its instances when those that there are have been answered, or with
     /// `now` at once. With `remove` it is forgotten then.

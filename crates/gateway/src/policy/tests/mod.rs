@@ -22,6 +22,7 @@ fn plan() -> Plan {
         idle_ms: 10_000,
         idle_end_ms: 100_000,
         stages: Vec::new(),
+        context_ms: 0,
         queue: 4,
         timeout_ms: 60_000,
     }

@@ -157,3 +157,54 @@ fn other_stages_hold_for_what_sleeps_already() {
     scenario.policy.replan(plan(), scenario.now);
     assert_eq!(scenario.is_due_after(100 * SECOND), ["end 1"]);
 }
+
+impl Scenario {
+    fn kept(&self) -> Vec<u32> {
+        self.policy.keep_contexts(self.now).collect()
+    }
+}
+
+#[test]
+fn a_context_is_kept_for_so_long_from_when_it_fell_asleep() {
+    let mut scenario = by_stages();
+    let with_context = Plan { context_ms: 25_000, ..scenario.policy.plan().clone() };
+    scenario.policy.replan(with_context, scenario.now);
+    assert_eq!(scenario.passes(10 * SECOND).then(), ["sleep 1 at Gpu"]);
+    assert!(scenario.kept().is_empty(), "it does not sleep yet");
+    scenario.slept(true);
+    assert_eq!(scenario.kept(), [1]);
+    assert_eq!(scenario.is_due_after(20 * SECOND), ["sleep 1"]);
+    assert_eq!(scenario.kept(), [1], "also while it goes down");
+    scenario.slept(true);
+    // No level ends then, and yet the policy is to be asked.
+    assert!(scenario.is_due_after(5 * SECOND).is_empty());
+    assert!(scenario.kept().is_empty());
+    assert_eq!(scenario.is_due_after(25 * SECOND), ["sleep 1 at Disk"]);
+}
+
+#[test]
+fn one_that_wakes_has_it_until_it_is_awake_and_then_again() {
+    let mut scenario = by_stages();
+    let with_context = Plan { context_ms: 5_000, ..scenario.policy.plan().clone() };
+    scenario.policy.replan(with_context, scenario.now);
+    scenario.passes(10 * SECOND);
+    scenario.slept(true);
+    scenario.passes(4 * SECOND);
+    scenario.asks();
+    scenario.then();
+    assert_eq!(scenario.kept(), [1]);
+    scenario.policy.woke(1, Ok(()), scenario.now);
+    assert!(scenario.kept().is_empty());
+    scenario.answered(1);
+    scenario.passes(10 * SECOND);
+    scenario.slept(true);
+    assert_eq!(scenario.kept(), [1]);
+    scenario.policy.ended(1, "was killed".into(), scenario.now);
+    assert!(scenario.kept().is_empty());
+}
+
+#[test]
+fn without_an_interval_none_is_kept() {
+    let scenario = asleep();
+    assert!(scenario.kept().is_empty());
+}
