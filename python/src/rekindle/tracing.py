@@ -43,6 +43,9 @@ class Span:
     id: str
     within: str
 
+    def so_far(self) -> int:
+        return now() - self.begin if self.took is None else self.took
+
 
 class Trace:
     """Of one request."""
@@ -56,7 +59,7 @@ class Trace:
         """The trace that a request is in, by its headers."""
         found = {name: value for name, value in headers if name in (PARENT, STATE)}
         known = KNOWN.fullmatch(found.get(PARENT, ""))
-        return cls(*known.groups(), found.get(STATE, "")) if known else None
+        return cls(known[1], known[2], known[3], found.get(STATE, "")) if known else None
 
     @property
     def is_followed(self) -> bool:
@@ -74,8 +77,7 @@ class Trace:
 
     def told(self) -> list[tuple[str, str]]:
         """The header of the answer. A span stands behind the one that it is a part of."""
-        took = lambda one: now() - one.begin if one.took is None else one.took  # noqa: E731
-        spans = [f"{one.name};{one.begin};{took(one)};{one.id};{one.within}" for one in self.spans[:MOST]]
+        spans = [f"{one.name};{one.begin};{one.so_far()};{one.id};{one.within}" for one in self.spans[:MOST]]
         return [(SPANS, ", ".join(spans))] if spans else []
 
 

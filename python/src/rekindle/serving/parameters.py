@@ -6,6 +6,7 @@ The type is there only if the method's own file has imported its library; nothin
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -53,8 +54,13 @@ class Parameters:
             return args, kwargs
         for name, make in self.makers.items():
             if name in bound.arguments:
-                bound.arguments[name] = changed(bound.arguments[name], lambda one, make=make: make(one) if type(one) is DeviceArray else one)
+                bound.arguments[name] = changed(bound.arguments[name], functools.partial(made_by, make))
         return list(bound.args), bound.kwargs
+
+
+def made_by(make: Make, value: Any) -> Any:
+    """What it makes of an array; anything else stays."""
+    return make(value) if type(value) is DeviceArray else value
 
 
 def evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
