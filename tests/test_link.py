@@ -245,21 +245,27 @@ SHARED = ("--share", "us")
 
 
 @pytest.mark.parametrize(("timed", "drained"), [((), ()), (SHARED, ()), ((), SHARED)], ids=["own", "shared-own", "own-shared"])
-def test_what_a_program_copies_goes_before_what_is_copied_for_those_of_other_workers(begin, timed, drained):
+def test_what_a_program_copies_goes_before_what_is_written_of_those_of_other_workers(begin, timed, drained):
+    rekindle = begin(SLOW_LINK)
+    gpu = OneGpu(rekindle)
+    gpu.fill("second", 2, options=drained)
+    gpu.run("timed", "timed", options=timed)
+    assert gpu.beside_a_drain("second") < 1.4
+    gpu.are_right("second")
+    assert worker(rekindle, "second") != worker(rekindle, "timed")
+
+
+def test_a_restore_gives_way_to_no_program_of_another_worker(begin):
     rekindle = begin(SLOW_LINK)
     gpu = OneGpu(rekindle)
     gpu.fill("third", 3)
     rekindle("checkpoint", "third", "--to", "third", "--stop")
-    gpu.fill("second", 2, options=drained)
-    gpu.run("timed", "timed", options=timed)
-    assert gpu.beside_a_drain("second") < 1.4
-    to_gpu, _ = gpu.alone()
+    gpu.run("flood", "flood")
     began = time.monotonic()
     rekindle("restore", "-d", "third", "--name", "again", "--gpu", gpu.gpu)
-    gpu.are_right("second", "again")
-    beside = [there for at, there, _ in gpu.times() if at >= began]
-    assert statistics.median(beside) < 1.4 * to_gpu, beside
-    assert len({worker(rekindle, name) for name in ("second", "again", "timed")}) == 3
+    gpu.are_right("again")
+    # Alone it takes 0.75 s, with half of the link twice as long; with each sixteenth turn it would be 12 s.
+    assert time.monotonic() - began < 8
 
 
 def test_without_the_scheduler_it_shares_the_link_with_that(begin):

@@ -1,10 +1,13 @@
-//! The link of a GPU that several workers have: what programs copy goes before what is copied for them, in whichever worker.
+//! The link of a GPU that several workers have: what programs copy to the host goes before what is copied there for them, in
+//! whichever worker.
 //!
 //! ```text
 //!   a program's copy ─▶ its stream, an event before it and one behind it ─▶ [`page`]: a program copies
 //!                                                                               ║ seen by all workers of the GPU
-//!   a restore's, checkpoint's, ... copy ─ piece ─▶ does none copy, or is it a turn's time? ─▶ its stream
+//!   a drain's, dump's, ... copy ─ piece ─▶ does none copy, or is it a turn's time? ─▶ its stream
 //! ```
+//!
+//! To the GPU all go as they come: what a restore or declared data brings a program waits for, as for its own copies.
 //!
 //! A program's copy never waits here, and nothing is noted of it while nothing is copied for programs. Which copies of
 //! programs that share a context go first is [`crate::shared`]'s.
@@ -105,10 +108,17 @@ impl GpuLink {
         &self.shared.page
     }
 
-    /// Whether programs of other workers copy, or are about to copy again.
+    /// Whether what is copied for programs gives way to programs of other workers.
+    pub(crate) fn gives_way(way: Direction) -> bool {
+        way == Direction::ToHost
+    }
+
+    /// Whether programs of other workers copy, or are about to copy again, which is to be given way to.
     pub(crate) fn copying_elsewhere(&self, way: Direction, now: u64) -> bool {
         let page = self.page();
-        page.copying_elsewhere(way, now) || page.last_copy_elsewhere(way) + self.shared.anticipated(way) > now
+        GpuLink::gives_way(way)
+            && (page.copying_elsewhere(way, now)
+                || page.last_copy_elsewhere(way) + self.shared.anticipated(way) > now)
     }
 
     /// Notes how long a piece of a copy for a program took.

@@ -1,4 +1,4 @@
-//! What is copied for programs: restores, checkpoints, declared data. It gives way to what programs copy, piece by piece.
+//! What is copied to the host for programs: checkpoints, dumps. It gives way to what programs copy, piece by piece.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -65,7 +65,8 @@ impl GpuLink {
         (to, from, bytes): (u64, u64, u64),
         stream: Stream,
     ) -> Result<()> {
-        match link.zip(Direction::of(to, from)) {
+        let way = Direction::of(to, from).filter(|way| GpuLink::gives_way(*way));
+        match link.zip(way) {
             Some((link, way)) => link.copy_for_program(way, (to, from, bytes), stream),
             None => device.copy(to, from, bytes, stream),
         }

@@ -38,7 +38,7 @@ impl GpuLink {
         stream: Stream,
         copy: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        if bytes <= SMALL {
+        if bytes <= SMALL || !GpuLink::gives_way(way) {
             return copy();
         }
         let (shared, now) = (&self.shared, now());

@@ -13,7 +13,7 @@ use crate::shared::{Direction, LinkSettings};
 
 const BYTES: u64 = 8 << 20;
 const SETTINGS: LinkSettings = LinkSettings { piece: 1 << 20, window: 4 << 20 };
-const WAY: Direction = Direction::ToGpu;
+const WAY: Direction = Direction::ToHost;
 /// Addresses of this process that the tests of shared contexts do not use.
 static NEXT: AtomicU64 = AtomicU64::new(DEVICE_RANGE.start + (64 << 30));
 
@@ -21,9 +21,9 @@ static NEXT: AtomicU64 = AtomicU64::new(DEVICE_RANGE.start + (64 << 30));
 struct Worker {
     device: Arc<dyn Device>,
     link: Arc<GpuLink>,
-    /// Where what is copied goes to, and comes from.
+    /// Where what is copied comes from, and goes to.
+    from: u64,
     to: u64,
-    host: Vec<u8>,
     stream: Stream,
 }
 
@@ -33,16 +33,19 @@ impl Worker {
         let config = Config::parse("memory=256M,bandwidth=64M,threads=1").unwrap();
         let device = rekindle_emulated::platform(&config).unwrap().open(0).unwrap();
         device.bind().unwrap();
-        let to = NEXT.fetch_add(BYTES, Ordering::Relaxed);
-        device.reserve(to, BYTES).unwrap();
+        let from = NEXT.fetch_add(BYTES, Ordering::Relaxed);
+        device.reserve(from, BYTES).unwrap();
         let memory = device.memory_create(BYTES).unwrap();
-        device.map(to, BYTES, memory).unwrap();
-        device.protect(to, BYTES, Access::ReadWrite).unwrap();
-        let host: Vec<u8> = (0..BYTES).map(|n| (n * 31 + (n >> 8) * 7) as u8).collect();
-        device.host_register(host.as_ptr() as u64, BYTES).unwrap();
+        device.map(from, BYTES, memory).unwrap();
+        device.protect(from, BYTES, Access::ReadWrite).unwrap();
+        // SAFETY: the device's memory is mapped at its addresses, and nothing else is done with it.
+        let filled = unsafe { std::slice::from_raw_parts_mut(from as *mut u8, BYTES as usize) };
+        filled.iter_mut().zip(0..).for_each(|(byte, n)| *byte = pattern(n));
+        let to = Box::leak(vec![0; BYTES as usize].into_boxed_slice()).as_mut_ptr() as u64;
+        device.host_register(to, BYTES).unwrap();
         let stream = device.stream_create(1, 0).unwrap();
         let link = GpuLink::open_in(directory, device.clone(), SETTINGS).unwrap();
-        Worker { device, link, to, host, stream }
+        Worker { device, link, from, to, stream }
     }
 
     /// Its program's place at the page, as another worker has it.
@@ -51,21 +54,26 @@ impl Worker {
     }
 
     fn program_copies(&self) {
-        let copy = || self.device.copy(self.to, self.host.as_ptr() as u64, BYTES, self.stream);
+        let copy = || self.device.copy(self.to, self.from, BYTES, self.stream);
         self.link.program_copies(WAY, BYTES, self.stream, copy).unwrap();
     }
 
     fn copies_for_program(&self) {
-        let copy = (self.to, self.host.as_ptr() as u64, BYTES);
+        let copy = (self.to, self.from, BYTES);
         GpuLink::copy_by(Some(&self.link), &*self.device, copy, self.stream).unwrap();
     }
 
     fn check(&self) {
         self.device.stream_synchronize(self.stream).unwrap();
-        // SAFETY: the device's memory is mapped at its addresses, and none of its work is under way.
-        let found = unsafe { std::slice::from_raw_parts(self.to as *const u8, BYTES as usize) };
-        assert!(found == self.host);
+        // SAFETY: it is memory of this process for ever, and nothing is copied there now.
+        let found = unsafe { std::slice::from_raw_parts_mut(self.to as *mut u8, BYTES as usize) };
+        assert!(found.iter().zip(0..).all(|(byte, n)| *byte == pattern(n)));
+        found.fill(0);
     }
+}
+
+fn pattern(n: u64) -> u8 {
+    (n * 31 + (n >> 8) * 7) as u8
 }
 
 fn wait_until(reached: impl Fn() -> bool) {
@@ -91,7 +99,24 @@ fn what_a_program_copies_is_noted_from_its_begin_to_its_end_while_others_copy_fo
     wait_until(|| other.copying_elsewhere(WAY, now()));
     worker.check();
     wait_until(|| !other.copying_elsewhere(WAY, now()) && worker.link.shared.state().copies.is_empty());
-    assert!(!other.copying_elsewhere(Direction::ToHost, now()));
+    assert!(!other.copying_elsewhere(Direction::ToGpu, now()));
+}
+
+#[test]
+fn to_the_gpu_a_copy_for_a_program_goes_as_it_comes() {
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::new(directory.path());
+    let other = worker.other(directory.path());
+    other.set_copying(Direction::ToGpu, true, now() + 600_000_000_000);
+    let copy = (worker.from, worker.to, BYTES);
+    GpuLink::copy_by(Some(&worker.link), &*worker.device, copy, worker.stream).unwrap();
+    assert!(worker.link.shared.state().pieces.iter().all(|pieces| pieces.is_empty()), "it is not cut");
+    worker.device.stream_synchronize(worker.stream).unwrap();
+    other.expect_bulk(Direction::ToGpu, now());
+    let copies = || worker.device.copy(worker.from, worker.to, BYTES, worker.stream);
+    worker.link.program_copies(Direction::ToGpu, BYTES, worker.stream, copies).unwrap();
+    assert!(worker.link.shared.state().copies.is_empty(), "nobody wants to know of it");
+    worker.device.stream_synchronize(worker.stream).unwrap();
 }
 
 #[test]
