@@ -16,15 +16,18 @@ who = contextvars.ContextVar("who", default=None)
 
 class Service:
     called = []
+    may_go_on = threading.Event()
 
     def call(self, method, args, kwargs, patient=False, handing_on=None):
         time.sleep(0.01)
+        if method == "held":
+            self.may_go_on.wait()
         self.called.append((method, *args))
         if method == "fail":
             raise TimeoutError(f"{args[0]} is late")
         return (who.get(), *args) if method == "who" else sum(args)
 
-add, fail, who_asks = (rekindle.Function(Service(), name) for name in ("add", "fail", "who"))
+add, fail, held, who_asks = (rekindle.Function(Service(), name) for name in ("add", "fail", "held", "who"))
 
 def joined():
     flow = rekindle.Workflow()
@@ -53,11 +56,12 @@ async def spawned():
     calls = [add.spawn(number) for number in range(MANY)]
     assert await asyncio.gather(*(call.get.aio() for call in calls)) == list(range(MANY))
     assert await calls[0].get.aio(0) == 0
-    slow = add.spawn(1)
+    slow = held.spawn(1)
     try:
         await slow.get.aio(0.001)
     except TimeoutError:
         # It goes on.
+        Service.may_go_on.set()
         assert await slow.get.aio(timeout=10) == 1
     else:
         raise AssertionError("it was there at once")
