@@ -74,7 +74,7 @@ def test_eight_at_once_find_eight_that_wait_the_second_time(pool):
 
 
 def test_the_pool_is_no_larger_than_its_limit_and_shrinks_after_its_window():
-    with contexts(REKINDLE_POOL_LIMIT="3", REKINDLE_POOL_WINDOW="10") as rekindle:
+    with contexts(REKINDLE_POOL_LIMIT="3", REKINDLE_POOL_WINDOW="30") as rekindle:
         image(rekindle, "image", sys.executable, SERVER, "image")
         at_once(rekindle, 5)
         waiting = come_to(rekindle, 3)
