@@ -103,7 +103,7 @@ WRONG = {
     "syntax": ("def", "wrong.py cannot be loaded: SyntaxError"),
     "raises": ("raise ValueError('no luck')", "wrong.py cannot be loaded: ValueError: no luck"),
     "quits": ("raise SystemExit(0)", "wrong.py cannot be loaded: SystemExit: 0"),
-    "option": ("@app.function(gpus=1)\ndef one():\n    pass", "one: there is no option 'gpus'; there are gpu, share"),
+    "option": ("@app.function(gpus=1)\ndef one():\n    pass", "one: there is no option 'gpus'; there are gpu, mode, share"),
     "number": ("@app.function(concurrency=0)\ndef one():\n    pass", "concurrency is 0; give a whole number, 1 or more"),
     "no time": ("@app.function(timeout=0)\ndef one():\n    pass", "timeout is 0, in which nothing can be done"),
     "time": ("@app.function(timeout='1s')\ndef one():\n    pass", "timeout is '1s'; give a number of seconds"),
