@@ -255,14 +255,19 @@ class Stepping:
     def __init__(self, rekindle, program, *options):
         self.rekindle, self.place = rekindle, rekindle.root
         (self.place / "steps").write_text("from an earlier run")
-        (self.place / "limit").write_text("4")
+        (self.place / "limit").write_text("0")
         every = ("--every-steps", "5", "--step-file", "steps", "-w", self.place, "--restart", "on-failure")
         rekindle("run", "-d", "--name", "a", *every, *options, "--", sys.executable, program, self.place)
+        self.step = 0
+        self.goes_to(4)
 
     def goes_to(self, step):
-        (self.place / "next").write_text(str(step))
-        (self.place / "next").rename(self.place / "limit")
-        self.rekindle.wait(lambda: self.rekindle.lines("a")[-1:] == [str(step)], f"step {step}")
+        """One by one: changes of the file that nobody has looked at between are one step."""
+        while self.step < step:
+            self.step += 1
+            (self.place / "next").write_text(str(self.step))
+            (self.place / "next").rename(self.place / "limit")
+            self.rekindle.wait(lambda: self.rekindle.lines("a")[-1:] == [str(self.step)], f"step {self.step}")
 
     def has_image(self, number):
         self.rekindle.wait(lambda: recovery(self.rekindle)["images"][-1:] == [f"a.{number}"], f"image {number}")
