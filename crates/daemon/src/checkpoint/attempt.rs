@@ -266,9 +266,8 @@ impl<'a> Attempt<'a> {
     /// slow that down. Where little is new, as far as is known, that is over soon.
     fn let_catch_up(&self, half: &'static str, stopped: Duration, new_bytes: Option<u64>) {
         if matches!(self.request.purpose, Purpose::Image) {
-            let writing = new_bytes.map(|bytes| Duration::from_secs_f64(bytes as f64 / WRITE_RATE));
-            let pause = stopped.min(CATCH_UP_LIMIT).min(writing.unwrap_or(CATCH_UP_LIMIT));
-            self.timeline.lane(half).time("catch up", || std::thread::sleep(pause));
+            let pause = || std::thread::sleep(catch_up(stopped, new_bytes));
+            self.timeline.lane(half).time("catch up", pause);
         }
     }
 
@@ -425,5 +424,27 @@ impl<'a> Attempt<'a> {
         {
             log::error!("the image of a checkpoint that failed stays: {error}");
         }
+    }
+}
+
+/// How long a program that stood still so long has the machine to itself before so many bytes are written; all, if none are
+/// known.
+fn catch_up(stopped: Duration, new_bytes: Option<u64>) -> Duration {
+    let writing = new_bytes.map(|bytes| Duration::from_secs_f64(bytes as f64 / WRITE_RATE));
+    stopped.min(CATCH_UP_LIMIT).min(writing.unwrap_or(CATCH_UP_LIMIT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_catches_up_for_as_long_as_it_stood_still_unless_little_is_new() {
+        let ms = Duration::from_millis;
+        assert_eq!([60, 300].map(|stopped| catch_up(ms(stopped), None)), [ms(60), ms(100)]);
+        assert_eq!(
+            [0, 50_000_000, 5_000_000_000].map(|new| catch_up(ms(60), Some(new))),
+            [ms(0), ms(10), ms(60)]
+        );
     }
 }

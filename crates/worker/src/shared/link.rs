@@ -197,8 +197,9 @@ impl Link {
 impl State {
     /// Whether other workers were told of copies that may be done by now.
     fn has_to_tell(&self) -> bool {
-        let background = self.ways.iter().any(|way| way.bytes[CopyRank::Background as usize] > 0);
-        background || self.told.contains(&true)
+        let background = |way: &Direction| self.ways[*way as usize].bytes[CopyRank::Background as usize] > 0;
+        let mut ways = Direction::ALL.iter().filter(|way| GpuLink::gives_way(**way));
+        ways.any(background) || self.told.contains(&true)
     }
 }
 
@@ -261,7 +262,7 @@ impl Shared {
 
     /// Tells the other workers of the GPU what is copied here, and finds out whether their programs copy.
     fn tell(&self, state: &mut State, direction: Direction) {
-        let Some(gpu) = &self.gpu else { return };
+        let Some(gpu) = self.gpu.as_ref().filter(|_| GpuLink::gives_way(direction)) else { return };
         let (page, way, now) = (gpu.page(), &mut state.ways[direction as usize], now());
         let [programs, background] = way.bytes;
         let has_background = background > 0 || way.waits(CopyRank::Background);
