@@ -178,6 +178,30 @@ def test_the_next_image_copies_only_what_has_changed():
         assert first["from"]["GPU"] > 0 and second["from"] == {"store": second["bytes"]}, (first, second)
 
 
+def test_a_program_that_is_never_quiet_has_the_room_for_its_copy_once():
+    with Rekindle(**CHECKED) as rekindle:
+        rekindle.run("busy", sys.executable, BUSY, ROUNDS, rekindle.root / "end")
+        rekindle.wait(lambda: len(rekindle.lines("busy")) > 2, "kernels")
+        room = []
+        for number in range(3):
+            report = rekindle.json("checkpoint", "busy", "--to", f"image-{number}", "--leave-running")
+            begins = {phase["name"]: phase["start_us"] for phase in report["phases"]}
+            assert begins["room for a copy"] < begins["quiesce"], "it is made before the program stands still"
+            room += [phase["bytes"] for phase in report["phases"] if phase["name"] == "room for a copy"]
+            rekindle("verify", f"image-{number}")
+        assert room[0] > 0 and room[1:] == [0, 0], room
+
+
+def test_room_for_a_copy_that_is_not_made_goes_to_the_program():
+    with Rekindle(REKINDLE_FAULT="copy-room-made", REKINDLE_EMULATED="memory=64M") as rekindle:
+        steps = Steps(rekindle, 30 << 20)
+        steps.take(2)
+        with pytest.raises(CommandError, match="copy-room-made"):
+            rekindle("checkpoint", "steps", "--to", "image", "--leave-running")
+        steps.set("fill")
+        assert rekindle.wait_lines("steps", steps.count + 2)[-1] == "filled"
+
+
 def test_a_program_that_needs_all_memory_meanwhile_gets_it():
     with Rekindle(**HELD, REKINDLE_EMULATED="memory=64M") as rekindle:
         steps = Steps(rekindle, 30 << 20)

@@ -19,6 +19,7 @@ impl Client {
         let (free, total) = self.on(device)?.memory_info()?;
         let kept: u64 = self.context(device)?.freed.iter().map(|freed| freed.room).sum();
         let shadow = self.shadow.as_ref().map_or(0, |shadow| shadow.bytes_of(device));
+        let shadow = shadow + self.copy_room(device);
         let unbacked = self.context(device)?.heap.unbacked_bytes();
         let free = free.saturating_add(kept).saturating_add(shadow).min(total);
         Ok((free.saturating_sub(unbacked), total))
@@ -34,6 +35,7 @@ impl Client {
             match attempt(self) {
                 Err(CUDA_ERROR_OUT_OF_MEMORY)
                     if self.trim(device, 0)? != 0
+                        || self.copy_rooms_give_way()
                         || self.shadow_gives_way()
                         || self.arrays_give_way(device) => {}
                 other => return other,

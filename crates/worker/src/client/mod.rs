@@ -8,6 +8,7 @@ mod assumed;
 mod capture;
 mod constants;
 mod context;
+mod copy_room;
 mod events;
 mod faults;
 mod first_use;
@@ -62,6 +63,7 @@ pub(crate) use crate::memory::Pinned;
 pub(crate) use arrays::{ArrayObject, ViewObject};
 pub(crate) use constants::Bank;
 pub(crate) use context::Context;
+pub(crate) use copy_room::RoomRequest;
 pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
 pub(crate) use numbers::{Maker, Missed, renumber};
@@ -153,6 +155,8 @@ pub(crate) struct Client {
     pub transferred: Transferred,
     /// What an image is written from beside the program.
     pub shadow: Option<Shadow>,
+    /// Rooms for the copy of an image that is being made ready.
+    pub copy_rooms: Vec<Room>,
     /// Declared data that is on its way, or cannot be had.
     pub data: Data,
     /// When its requests waited for bytes.
@@ -220,6 +224,7 @@ impl Client {
             calls_in_graphs: false,
             transferred: Transferred::default(),
             shadow: None,
+            copy_rooms: Vec::new(),
             data: Data::default(),
             waits: Waits::default(),
             exchange: Exchange::default(),

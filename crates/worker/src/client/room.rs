@@ -20,9 +20,14 @@ impl Room {
     pub(crate) fn new(client: &mut Client, index: usize, bytes: u64) -> Result<Room> {
         client.bind(index)?;
         let device = client.context(index)?.device.clone();
-        let bytes = bytes.next_multiple_of(device.granularity().max(1));
-        let memory = device.memory_create(bytes)?;
+        let (memory, bytes) = Room::memory(&*device, bytes)?;
         Room::of(client, index, memory, bytes)
+    }
+
+    /// Memory for a room, and how many bytes it has. The device is bound.
+    pub(super) fn memory(device: &dyn Device, bytes: u64) -> Result<(Memory, u64)> {
+        let bytes = bytes.next_multiple_of(device.granularity().max(1));
+        Ok((device.memory_create(bytes)?, bytes))
     }
 
     /// Maps this memory, which belongs to the room from now on.

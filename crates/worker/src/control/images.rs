@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
+use rekindle_protocol::fault;
 use rekindle_protocol::worker::{CacheMemory, Cached, Contents, MOST_DESCRIPTORS, Phase, Saved, ask};
 
 use super::{Control, ControlError, is_closed};
@@ -46,8 +48,9 @@ impl Control {
         let begun = match self.remote.ask(begin)?? {
             Ok(begun) => begun,
             Err(nothing) => {
+                let made = nothing.is_needless().then(|| self.make_copy_rooms()).transpose()?;
                 self.ahead = nothing;
-                return Ok(Vec::new());
+                return Ok(made.into_iter().collect());
             }
         };
         let written = begun.drain.finish(|| !is_closed(stream));
@@ -58,10 +61,31 @@ impl Control {
         Ok(phases)
     }
 
+    /// Makes room for the copy that is made when the program stands still.
+    fn make_copy_rooms(&self) -> Result<Phase, ControlError> {
+        let (began, mut bytes) = (Instant::now(), 0);
+        for request in self.remote.ask(|dispatcher| image::rooms(&mut dispatcher.client))? {
+            let made = request.make().map(|made| {
+                bytes += made.bytes();
+                self.remote.ask(move |dispatcher| dispatcher.client.add_copy_room(made))
+            });
+            if let Err(code) | Ok(Ok(Err(code))) = made {
+                log::debug!("there is no room for a copy ahead of the stop: {code}");
+            }
+        }
+        fault::point("copy-room-made").map_err(ControlError::from)?;
+        let duration_us = began.elapsed().as_micros() as u64;
+        Ok(Phase { name: "room for a copy".to_string(), duration_us, bytes, ..Phase::default() })
+    }
+
     /// What was written ahead is of no use any more. The driver waits for all work when what it was copied through goes.
     pub(super) fn forget_ahead(&mut self) {
         let ahead = std::mem::take(&mut self.ahead);
-        self.remote.run(move |dispatcher| dispatcher.later.push(move || drop(ahead)));
+        let remote = self.remote.clone();
+        self.remote.run(move |dispatcher| {
+            dispatcher.later.push(move || drop(ahead));
+            dispatcher.let_go_of_copy_rooms(remote);
+        });
     }
 
     /// The program runs meanwhile.

@@ -16,6 +16,24 @@ impl Dispatcher {
         });
     }
 
+    /// Rooms that no copy was made in: their memory is given back when that holds nobody up.
+    pub(crate) fn let_go_of_copy_rooms(&mut self, remote: Remote) {
+        let rooms = std::mem::take(&mut self.client.copy_rooms);
+        if rooms.is_empty() {
+            return;
+        }
+        self.later.push(move || {
+            for room in &rooms {
+                if let Err(code) = room.empty() {
+                    log::warn!("the memory for a checkpoint's copy stays in use: {code}");
+                }
+            }
+            remote.run(move |dispatcher| {
+                rooms.iter().for_each(|room| room.give_addresses(&mut dispatcher.client));
+            });
+        });
+    }
+
     /// The image that is written from it is not wanted any more.
     pub(crate) fn give_up_shadow(&mut self, remote: Remote) {
         if let Some(shadow) = &self.client.shadow {

@@ -38,7 +38,10 @@ impl Cut {
         let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
         let bytes = places.iter().map(|location| location.bytes).sum();
         let why = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
-        if let Some(begun) = Copies::begin(client, work)? {
+        let begun = Copies::begin(client, work)?;
+        // Those that were too small.
+        client.copy_rooms_give_way();
+        if let Some(begun) = begun {
             let why = "the GPU has room for a copy of all".to_string();
             let taken = TransferReport {
                 way: TransferPath::Shadow,

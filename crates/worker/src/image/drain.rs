@@ -121,6 +121,16 @@ impl Shadow {
         }
     }
 
+    /// Its rooms, and what it was copied through, if it is drained and they have their memory yet: the next one can have them.
+    pub(crate) fn take_over(&self) -> Option<(Vec<Room>, Option<Blocks>)> {
+        if self.gives_way || !matches!(*lock(&self.drain.state), State::Ended(_)) {
+            return None;
+        }
+        let mut rooms = lock(&self.rooms);
+        let is_whole = rooms.empty.is_empty() && !rooms.full.is_empty();
+        is_whole.then(|| (std::mem::take(&mut rooms.full), lock(&self.drain.blocks).take()))
+    }
+
     /// Rooms that were emptied since this was asked.
     pub(crate) fn take_emptied(&self) -> Vec<Room> {
         std::mem::take(&mut lock(&self.rooms).empty)

@@ -59,7 +59,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 pub(crate) use bare::{Physical, forget_bare, save_bare};
-pub(crate) use block::{BlockPool, Preparing, Registered};
+pub(crate) use block::{BlockPool, Blocks, Preparing, Registered};
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};
 pub(crate) use code_pre_copy::CodePreCopy;
@@ -68,7 +68,7 @@ pub(crate) use drain::Shadow;
 pub(crate) use error::{Error, LoadingError};
 pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;
-pub(crate) use pre_copy::{PreCopy, begin as begin_ahead};
+pub(crate) use pre_copy::{PreCopy, begin as begin_ahead, rooms};
 pub(crate) use progress::Progress;
 pub(crate) use resident::{Registering, register};
 pub(crate) use restore::{RestoreOptions, restore};

@@ -32,7 +32,7 @@ use super::hashed::{Hashes, INPUT};
 use super::transfer_path::{self, ProbeResult};
 use super::waves::{Filled, Slot, Wave, fill, waves};
 use super::{LOOK, save_memory};
-use crate::client::{Client, Room};
+use crate::client::{Client, Room, RoomRequest};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 
 /// Between two looks at what has changed since it was written, at least this part of all is written.
@@ -57,6 +57,11 @@ impl PreCopy {
     /// For what copies through the same.
     pub(crate) fn take_blocks(&mut self) -> Option<Preparing> {
         self.blocks.take().map(Preparing::Ready)
+    }
+
+    /// The GPU has room for a copy of all, so that there is nothing to be written ahead.
+    pub(crate) fn is_needless(&self) -> bool {
+        self.why.is_empty()
     }
 
     fn none(why: String) -> PreCopy {
@@ -93,10 +98,11 @@ pub(crate) fn begin(
 ) -> Result<std::result::Result<RunningPreCopy, PreCopy>> {
     let began = Instant::now();
     let client = &mut dispatcher.client;
-    client.shadow_gives_way();
+    let blocks = client.take_over_shadow();
     let places = save_memory::places(client);
     let lack = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
-    let Some(why) = lack else { return Ok(Err(PreCopy::default())) };
+    let Some(why) = lack else { return Ok(Err(PreCopy { blocks, ..PreCopy::default() })) };
+    client.copy_rooms_give_way();
     let gpus = save_memory::gpus(client);
     let is_used = |index: usize| places.iter().any(|location| location.device == index);
     if gpus
@@ -142,6 +148,20 @@ pub(crate) fn begin(
     });
     let shadow = client.shadow.insert(shadow.giving_way());
     Ok(Ok(RunningPreCopy { drain: shadow.drain(), outcome }))
+}
+
+/// What is to be made for there to be room for a copy of all. Rooms that are too small for that give their memory back.
+pub(crate) fn rooms(client: &mut Client) -> Vec<RoomRequest> {
+    let places = save_memory::places(client);
+    let needs = |index| {
+        let (bytes, values) = transfer_path::needed(places.iter(), index);
+        (index, if bytes == 0 { 0 } else { bytes + values })
+    };
+    let needs: Vec<(usize, u64)> = (0..client.contexts.len()).map(needs).collect();
+    if needs.iter().any(|(index, bytes)| client.copy_room(*index) < *bytes) {
+        client.copy_rooms_give_way();
+    }
+    needs.into_iter().filter_map(|(index, bytes)| client.copy_room_request(index, bytes)).collect()
 }
 
 /// None if there is no room for them.

@@ -55,7 +55,8 @@ impl Copies {
             if bytes == 0 {
                 continue;
             }
-            match Room::new(client, index, bytes + values) {
+            let ready = client.take_copy_room(index, bytes + values);
+            match ready.map_or_else(|| Room::new(client, index, bytes + values), Ok) {
                 Ok(room) => {
                     copies.filled.push((index, room.address..room.address + bytes));
                     copies.rooms.push(room);

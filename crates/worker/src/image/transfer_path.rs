@@ -43,7 +43,7 @@ pub(super) fn lack(client: &mut Client, places: &[PartLocation]) -> Result<Optio
             continue;
         }
         let room = room(client, index)?;
-        if room < bytes + values {
+        if room < bytes + values && client.copy_room(index) < bytes + values {
             let (needed, room) = ((bytes + values) >> 20, room >> 20);
             return Ok(Some(format!("a copy takes {needed} MB of the GPU, and it has {room} MB for it")));
         }
