@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from nodes import COUNT, expected, node_with, numbers
+from rekindle.errors import CallError
 
 MB = 1 << 20
 
@@ -46,6 +47,30 @@ def test_data_on_their_way_count_for_as_long_as_that_takes():
                 assert answer.result(60) == expected(second)
         finally:
             os.kill(memory, signal.SIGCONT)
+
+
+def test_data_stay_an_instance_s_own_that_it_has_not_asked_for_yet():
+    with node_with(REKINDLE_SERVICE_MEMORY="64M") as node:
+        _, url = node.file(numbers(1))
+        node.deploy(url)
+        node.deployer.come_to("sums-Sum", "running")
+        # Instances are measured each second.
+        time.sleep(3)
+        assert shown_bytes(node) >= 4 * COUNT
+
+
+def test_a_limit_that_comes_later_counts_data_that_nobody_has_fetched_yet():
+    with node_with() as node:
+        _, url = node.file(numbers(1))
+        sums = node.deploy(url)
+        (shown,) = node.rekindle.json("services")["services"]
+        node.rekindle("serve", shown["source"]["image"], "--name", "sums-Sum", "--idle", "0s", "--timeout", "500ms")
+        node.deployer.come_to("sums-Sum")
+        node.rekindle("shutdown")
+        node.rekindle.environment["REKINDLE_SERVICE_MEMORY"] = "16M"
+        node.rekindle("services")
+        with pytest.raises(CallError, match="GPU memory"):
+            sums.total.remote()
 
 
 def test_a_function_whose_data_alone_are_more_than_the_limit_is_refused():

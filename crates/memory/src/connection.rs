@@ -80,6 +80,10 @@ fn converse(stream: &UnixStream, has: &MemoryServices) -> Result<(), FrameError>
         DataRequest::Join { url, version, sharer } => join(stream, &has.copies, Key { sharer, url, version }),
         DataRequest::Count {} => frame::send(stream, &Answer::Count(has.objects.count()), &[]),
         DataRequest::Exchange(request) => exchange::serve(stream, &has.exchange, request),
+        DataRequest::Look { url } => match has.objects.look(&url) {
+            Ok(version) => frame::send(stream, &Answer::Object { version }, &[]),
+            Err(problem) => refuse(stream, problem),
+        },
     }
 }
 

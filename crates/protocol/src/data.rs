@@ -66,6 +66,8 @@ pub enum DataRequest {
     Count {},
     /// Something about what functions hand on.
     Exchange(exchange::ExchangeRequest),
+    /// The version of an object that its store has now. Nothing is fetched.
+    Look { url: String },
 }
 
 /// Whose programs have memory of a GPU together, and which GPU that is.

@@ -138,20 +138,30 @@ impl Data {
         });
     }
 
-    /// How large an object is, bytes; none if the memory daemon cannot say for a while. It is fetched meanwhile.
-    pub fn bytes(&self, url: &str) -> Option<u64> {
-        self.begin(url).unwrap_or_else(|problem| {
-            log::warn!("how large {url} is is not known: {}", problem.sentence);
-            None
+    /// How large objects are, bytes, as far as their stores say so within a few seconds. Nothing is fetched.
+    pub fn sizes(&self, urls: &[String]) -> Vec<(String, u64)> {
+        let size = |url: &String| match self.ask(DataRequest::Look { url: url.clone() }) {
+            Ok(bytes) => Some((url.clone(), bytes?)),
+            Err(problem) => {
+                log::warn!("how large {url} is is not known: {}", problem.sentence);
+                None
+            }
+        };
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = urls.iter().map(|url| scope.spawn(move || size(url))).collect();
+            asked.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
         })
     }
 
     /// Has an object fetched, and says how large it is if the memory daemon can soon, or why it cannot be had.
     pub fn begin(&self, url: &str) -> std::result::Result<Option<u64>, Problem> {
+        self.ask(DataRequest::Object { url: url.to_string(), bytes: None, sharer: None, write: None })
+    }
+
+    /// How large the object of a request is; none if nobody says so soon.
+    fn ask(&self, request: DataRequest) -> std::result::Result<Option<u64>, Problem> {
         let ask = || {
             let stream = UnixStream::connect(&self.socket)?;
-            let request =
-                DataRequest::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
             frame::send(&stream, &DataRequestHead::new(request), &[])?;
             let limits = Limits { time: Some(SIZE_LIMIT), ..Limits::default() };
             frame::receive_within::<Answer>(&stream, &limits)
@@ -161,7 +171,7 @@ impl Data {
             Ok((Answer::Failed(problem), _)) => Err(problem),
             Ok(_) => Ok(None),
             Err(error) => {
-                log::warn!("how large {url} is is not known: {error}");
+                log::warn!("how large an object is is not known: {error}");
                 Ok(None)
             }
         }

@@ -348,9 +348,8 @@ fn source(
     let data_slots = request.data_slots.clone();
     let data_slots =
         data_slots.or_else(|| kept.map(|record| record.source.data_slots.clone())).unwrap_or_default();
-    // It is of use where there is a limit.
-    let counted = if daemon.gateway.memory().is_bounded() { &data[..] } else { &[] };
-    let objects = counted.iter().filter_map(|url| Some((url.clone(), daemon.data.bytes(url)?))).collect();
+    // There may be a limit later, too.
+    let objects = daemon.data.sizes(&data);
     let whose = Whose { gpu: gpu.as_deref(), sharers: tenant.as_deref(), service };
     let need = memory::need(&image, &metadata, &whose, objects)?;
     let kept_variants = || {

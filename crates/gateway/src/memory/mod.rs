@@ -133,8 +133,9 @@ impl Memory {
         self.change(|state, _| state.ledger.hold(gpu, key, holding));
     }
 
-    /// An instance that runs was measured.
-    pub(crate) fn measured(&self, key: Key, source: &Source, holding: Holding) {
+    /// An instance that runs was measured. Data that it has not asked for yet it may ask for at any time: they stay its own.
+    pub(crate) fn measured(&self, key: Key, source: &Source, mut holding: Holding) {
+        source.need.data.iter().for_each(|datum| holding.add(datum.clone()));
         self.change(|state, _| {
             let most = state.most.entry(source.id.clone()).or_default();
             most.own = most.own.max(holding.own);
