@@ -19,11 +19,11 @@ use crate::proto::Message;
 const IMAGE: &str = "pipes-data.img";
 
 /// CRIU's name for the pipe that the first of the processes `pids` has for its standard input, if none of them writes
-/// to it.
-pub fn of(pids: &[i32]) -> Option<String> {
+/// to it; `pipes` are all theirs.
+pub fn of(pids: &[i32], pipes: &Pipes) -> Option<String> {
     let link = fs::read_link(format!("/proc/{}/fd/0", pids.first()?)).ok()?;
     let key = link.to_str().filter(|link| link.starts_with("pipe:["))?;
-    Pipes::of(pids).is_only_read(key).then(|| key.to_owned())
+    pipes.is_only_read(key).then(|| key.to_owned())
 }
 
 /// Puts into the pipe that `to` reads what was in the pipe `key`.
@@ -114,9 +114,10 @@ mod tests {
         let (mut piped, mut other) = (start(Stdio::piped()), start(Stdio::null()));
         let pids = [piped.id() as i32, other.id() as i32];
         let link = fs::read_link(format!("/proc/{}/fd/0", pids[0])).unwrap();
-        assert_eq!(of(&pids).as_deref(), link.to_str());
-        assert_eq!(of(&[pids[1]]), None);
-        assert_eq!(of(&[pids[0], std::process::id() as i32]), None, "its writer is in the tree");
+        assert_eq!(of(&pids, &Pipes::of(&pids)).as_deref(), link.to_str());
+        assert_eq!(of(&[pids[1]], &Pipes::of(&[pids[1]])), None);
+        let with_writer = [pids[0], std::process::id() as i32];
+        assert_eq!(of(&with_writer, &Pipes::of(&with_writer)), None, "its writer is in the tree");
         for child in [&mut piped, &mut other] {
             child.kill().unwrap();
             child.wait().unwrap();

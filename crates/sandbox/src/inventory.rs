@@ -20,7 +20,7 @@ use crate::input;
 use crate::lost_names::LostNames;
 use crate::mapped_file::{self, KnownFiles, MappedFile};
 use crate::openfile::{self, OpenFile};
-use crate::outputs;
+use crate::outputs::Pipes;
 use crate::overlay::LayerFiles;
 use crate::process::maps::{self, Area};
 
@@ -62,11 +62,12 @@ pub struct PartialInventory {
 impl PartialInventory {
     /// CRIU has left the processes `pids`, which stand still yet.
     pub fn finish(self, pids: &[i32]) -> io::Result<Inventory> {
+        let pipes = Pipes::of(pids);
         let mut out = Inventory {
-            outputs: outputs::outside(pids),
-            errors: outputs::errors(pids),
+            outputs: pipes.outside(),
+            errors: pipes.errors(),
             session_outside: crate::process::is_session_outside(pids),
-            input: input::of(pids),
+            input: input::of(pids, &pipes),
             ..self.inventory
         };
         for pid in pids {

@@ -230,4 +230,7 @@ pub struct DumpStats {
     /// Its questions about threads that were answered before it asked.
     #[serde(default)]
     pub known_answers: u64,
+    /// The areas whose links were asked for before it did.
+    #[serde(default)]
+    pub known_links: u64,
 }

@@ -48,14 +48,7 @@ pub struct Pipes {
 
 /// CRIU's names for all that the processes `pids` write to and nobody among them reads.
 pub fn outside(pids: &[i32]) -> Vec<String> {
-    let seen = Pipes::of(pids);
-    let pipes = seen.pipes.into_iter().filter(|(_, ends)| ends.written && !ends.read).map(|(key, _)| key);
-    let mut terminals = seen.terminals;
-    terminals.retain(|number, _| !seen.own.contains(number));
-    let (devices, keys): (BTreeSet<u64>, Vec<String>) = terminals.into_values().unzip();
-    // One that stands for a terminal of the tree's own is CRIU's.
-    let current = seen.current.into_iter().filter(|(_, meant)| meant.is_subset(&devices)).map(|(key, _)| key);
-    pipes.chain(keys).chain(current).collect()
+    Pipes::of(pids).outside()
 }
 
 /// Whether CRIU's name `key` is a terminal's.
@@ -68,14 +61,6 @@ pub fn is_current(key: &str) -> bool {
     key.starts_with(&format!("tty[{CURRENT:x}:"))
 }
 
-/// Those of [`outside`] that are the processes' standard error, and the standard output of none.
-pub fn errors(pids: &[i32]) -> Vec<String> {
-    let seen = Pipes::of(pids).pipes.into_iter();
-    seen.filter(|(_, ends)| ends.written && !ends.read && ends.stderr && !ends.stdout)
-        .map(|(key, _)| key)
-        .collect()
-}
-
 impl Pipes {
     /// Of the processes `pids`.
     pub fn of(pids: &[i32]) -> Self {
@@ -83,12 +68,28 @@ impl Pipes {
         for pid in pids {
             let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
             for entry in entries.flatten() {
-                let (Ok(link), number) = (fs::read_link(entry.path()), entry.file_name()) else { continue };
-                let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(number);
-                seen.note(*pid, &link, &entry.path(), &fs::read_to_string(info).unwrap_or_default());
+                let Ok(link) = fs::read_link(entry.path()) else { continue };
+                seen.note(*pid, &link, &entry.path());
             }
         }
         seen
+    }
+
+    /// CRIU's names for all that is written to and not read.
+    pub fn outside(&self) -> Vec<String> {
+        let pipes = self.pipes.iter().filter(|(_, ends)| ends.written && !ends.read).map(|(key, _)| key);
+        let terminals = self.terminals.iter().filter(|(number, _)| !self.own.contains(number));
+        let (devices, keys): (BTreeSet<u64>, Vec<&String>) =
+            terminals.map(|(_, (device, key))| (*device, key)).unzip();
+        // One that stands for a terminal of the tree's own is CRIU's.
+        let current = self.current.iter().filter(|(_, meant)| meant.is_subset(&devices)).map(|(key, _)| key);
+        pipes.chain(keys).chain(current).cloned().collect()
+    }
+
+    /// Those of [`Pipes::outside`] that are the processes' standard error, and the standard output of none.
+    pub fn errors(&self) -> Vec<String> {
+        let is_error = |ends: &Ends| ends.written && !ends.read && ends.stderr && !ends.stdout;
+        self.pipes.iter().filter(|(_, ends)| is_error(ends)).map(|(key, _)| key.clone()).collect()
     }
 
     /// Whether they read the pipe that CRIU calls `key`, and none of them writes to it.
@@ -96,11 +97,16 @@ impl Pipes {
         self.pipes.get(key).is_some_and(|ends| ends.read && !ends.written)
     }
 
-    fn note(&mut self, pid: i32, link: &Path, descriptor: &Path, info: &str) {
-        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    fn note(&mut self, pid: i32, link: &Path, descriptor: &Path) {
+        // Few kinds need it, and it takes as long as all else.
+        let field = |name: &str| {
+            let number = descriptor.file_name()?.to_str()?;
+            let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+            info.lines().find_map(|line| line.strip_prefix(name)).map(|text| text.trim().to_owned())
+        };
         let Some(text) = link.to_str() else { return };
         if text.starts_with("pipe:[") {
-            let flags = field("flags:").and_then(|text| i32::from_str_radix(text, 8).ok()).unwrap_or(0);
+            let flags = field("flags:").and_then(|text| i32::from_str_radix(&text, 8).ok()).unwrap_or(0);
             let ends = self.pipes.entry(text.to_owned()).or_default();
             ends.read |= flags & libc::O_ACCMODE != libc::O_WRONLY;
             ends.written |= flags & libc::O_ACCMODE != libc::O_RDONLY;
@@ -216,7 +222,7 @@ mod tests {
             while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() != "sleep\n" {
                 std::thread::yield_now();
             }
-            assert_eq!(errors(&[pid]).len(), usize::from(apart), "{script}");
+            assert_eq!(Pipes::of(&[pid]).errors().len(), usize::from(apart), "{script}");
             child.kill().unwrap();
             child.wait().unwrap();
         }

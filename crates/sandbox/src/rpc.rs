@@ -49,6 +49,8 @@ pub struct Options {
     pub inherit: Vec<(String, i32)>,
     /// The connection to a page server that takes the pages of a dump.
     pub page_server: Option<i32>,
+    /// A file of CRIU's descriptor with options that its protocol has no field for.
+    pub config: Option<i32>,
 }
 
 fn options(options: &Options) -> Encoder {
@@ -77,6 +79,9 @@ fn options(options: &Options) -> Encoder {
         .number(64, NETWORK_LOCK_SKIP);
     if let Some(fd) = options.page_server {
         out.bytes(PAGE_SERVER, &page_server(fd));
+    }
+    if let Some(fd) = options.config {
+        out.bytes(51, format!("/proc/self/fd/{fd}").as_bytes());
     }
     if let Some(dir) = options.work_dir {
         out.number(WORK_DIR, dir as u64);

@@ -403,6 +403,7 @@ impl<'a> Attempt<'a> {
                 counts: [
                     ("areas known".to_string(), report.stats.known_areas),
                     ("answers known".to_string(), report.stats.known_answers),
+                    ("links known".to_string(), report.stats.known_links),
                 ]
                 .into(),
                 ..Phase::default()

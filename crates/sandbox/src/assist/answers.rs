@@ -2,6 +2,9 @@
 //! back, and there are some thirty for each thread.
 //!
 //! The tracer, by which all goes that changes a thread, tells what it knows, and forgets it before it changes anything.
+//!
+//! The other way, what CRIU has done to a thread that stands, and which is of use only when that goes on, it leaves with the
+//! tracer: [`Answers::posted`] is done before anything else that the tracer is asked.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,8 +17,11 @@ use super::Assist;
 const THREADS: usize = 512;
 const ANSWERS: usize = 32;
 const ROOM: usize = 20_000;
+/// So much is left with the tracer at once, of so many bytes together.
+const POSTED: usize = 16;
+const POSTED_ROOM: usize = 64 << 10;
 
-/// What is known of all threads; as in `in_criu.c`.
+/// What is known of all threads; as in `in_criu.h`.
 pub(super) type Table = [KnownThread; THREADS];
 
 #[repr(C)]
@@ -36,6 +42,38 @@ struct RawAnswer {
     key: u64,
     result: i64,
     offset: u64,
+}
+
+/// What is left with the tracer; as in `in_criu.h`.
+#[repr(C)]
+pub(super) struct PostedTable {
+    count: AtomicU32,
+    unused: AtomicU32,
+    requests: [RawPosted; POSTED],
+    bytes: [u8; POSTED_ROOM],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawPosted {
+    request: u32,
+    thread: u32,
+    address: u64,
+    data: u64,
+    offset: u64,
+    length: u64,
+}
+
+/// A request of `ptrace` that was left with the tracer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Posted {
+    pub request: u32,
+    pub thread: i32,
+    pub address: u64,
+    /// The request's last argument, where that is a number.
+    pub data: u64,
+    /// What that argument points to, where it is a pointer.
+    pub bytes: Vec<u8>,
 }
 
 /// The answer to a request of `ptrace`.
@@ -99,6 +137,30 @@ impl Answers {
         known.count.store(count as u32, Ordering::Release);
     }
 
+    /// What was left with the tracer since this was asked last, in the order in which CRIU wanted it. CRIU waits for the tracer
+    /// meanwhile.
+    pub fn posted(&self) -> Vec<Posted> {
+        let table = self.assist.shared().posted.get();
+        // SAFETY: within the mapping; the count is atomic on both sides.
+        let count = unsafe { &(*table).count };
+        let waiting = count.load(Ordering::Acquire) as usize;
+        let one = |index: usize| {
+            // SAFETY: within the table, and the library writes nothing there while CRIU waits.
+            let (raw, bytes) = unsafe { ((*table).requests[index], &(&(*table).bytes)[..]) };
+            let end = raw.offset.saturating_add(raw.length) as usize;
+            Posted {
+                request: raw.request,
+                thread: raw.thread as i32,
+                address: raw.address,
+                data: raw.data,
+                bytes: bytes.get(raw.offset as usize..end).unwrap_or_default().to_vec(),
+            }
+        };
+        let posted = (0..waiting.min(POSTED)).map(one).collect();
+        count.store(0, Ordering::Release);
+        posted
+    }
+
     /// The thread is about to be another than was told.
     pub fn forget(&self, thread: i32) {
         if let Some((place, _)) = self.threads.get(&thread).filter(|(place, _)| *place < THREADS) {
@@ -124,5 +186,27 @@ mod tests {
     #[test]
     fn the_layout_is_that_of_the_library() {
         assert_eq!((size_of::<RawAnswer>(), size_of::<KnownThread>()), (40, 8 + 40 * 32 + 20_000));
+        assert_eq!((size_of::<RawPosted>(), size_of::<PostedTable>()), (40, 8 + 40 * 16 + (64 << 10)));
+    }
+
+    #[test]
+    fn what_is_left_is_taken_once_and_in_its_order() {
+        let assist = Arc::new(Assist::new(false).unwrap());
+        let answers = Answers::new(assist.clone());
+        assert_eq!(answers.posted(), []);
+        let table = assist.shared().posted.get();
+        for (index, request) in [7, 9].into_iter().enumerate() {
+            let raw =
+                RawPosted { request, thread: 5, address: 1, data: 2, offset: 3 * index as u64, length: 3 };
+            // SAFETY: within the mapping, which nobody else has.
+            unsafe {
+                (*table).requests[index] = raw;
+                (&mut (*table).bytes)[3 * index..][..3].fill(request as u8);
+                (*table).count.store(index as u32 + 1, Ordering::Release);
+            }
+        }
+        let left: Vec<_> = answers.posted().into_iter().map(|one| (one.request, one.bytes)).collect();
+        assert_eq!(left, [(7, vec![7; 3]), (9, vec![9; 3])]);
+        assert_eq!(answers.posted(), []);
     }
 }

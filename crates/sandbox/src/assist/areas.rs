@@ -39,7 +39,7 @@ fn differs(described: &[u8], now: &[u8]) -> bool {
 }
 
 /// The lines of each area.
-fn areas(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+pub(super) fn areas(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     std::iter::from_fn(move || Some((lines.next()?, lines.next()?)))
 }
@@ -65,8 +65,8 @@ impl Assist {
             }
             slot.at.store(at as u64, Ordering::Relaxed);
             slot.length.store(text.len() as u64, Ordering::Relaxed);
+            at = self.describe_links(slot, &text, at + text.len());
             slot.pid.store(pid as u32, Ordering::Release);
-            at += text.len();
         }
     }
 

@@ -1,50 +1,18 @@
 /* Comes before the C library in a CRIU that dumps, and does some of its calls in a shorter way; see mod.rs. Whatever cannot
  * be done so is the kernel's to do, as without it. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
-#include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-/* The layout is that of `Shared` in mod.rs. */
-#define PROCESSES 16
-#define THREADS 512
-#define ANSWERS 32
-#define ROOM 20000
+#include "in_criu.h"
 
-struct answer {
-	uint32_t request, length;
-	uint64_t address, key;
-	int64_t result;
-	uint64_t offset;
-};
-
-struct thread {
-	_Atomic uint32_t thread, count;
-	struct answer answers[ANSWERS];
-	uint8_t bytes[ROOM];
-};
-
-struct shared {
-	_Atomic uint32_t criu, hides_unwritten, answered, unused;
-	struct {
-		_Atomic uint32_t pid, is_used;
-		_Atomic uint64_t at, length;
-	} areas[PROCESSES];
-	struct thread threads[THREADS];
-};
-
-static struct shared *shared;
+struct shared *shared;
 
 __attribute__((constructor)) static void load(void)
 {
@@ -58,8 +26,7 @@ __attribute__((constructor)) static void load(void)
 	shared = at;
 }
 
-/* Children of CRIU's have the memory too, and are nobody that it is for. */
-static int is_criu(void)
+int is_criu(void)
 {
 	return shared && shared->criu == (uint32_t)getpid();
 }
@@ -80,14 +47,20 @@ struct scan {
 #define PRESENT 8ul
 #define SWAPPED 16ul
 
+/* So many stretches of written pages are looked for at once. More of them are found as quickly by looking at all. */
+#define STRETCHES 64
+
+static long ask(int fd, struct scan *asked)
+{
+	return syscall(SYS_ioctl, fd, PAGEMAP_SCAN | UNTOLD, asked);
+}
+
 /* CRIU's look for pages, without those that were copied before the program stood still. */
-static int scan(int fd, struct scan *asked)
+static int scan_all(int fd, struct scan *asked)
 {
 	struct scan ours = *asked;
-	if (asked->flags || asked->any_of != (PRESENT | SWAPPED))
-		return syscall(SYS_ioctl, fd, PAGEMAP_SCAN | UNTOLD, asked);
 	ours.wanted |= PROTECTABLE | WRITTEN;
-	long found = syscall(SYS_ioctl, fd, PAGEMAP_SCAN | UNTOLD, &ours);
+	long found = ask(fd, &ours);
 	if (found < 0)
 		return -1;
 	struct region *regions = (struct region *)(uintptr_t)asked->vec;
@@ -100,6 +73,48 @@ static int scan(int fd, struct scan *asked)
 		regions[told++] = region;
 	}
 	asked->walk_end = ours.walk_end;
+	return told;
+}
+
+/* Whether all areas in a stretch are such as we protect. The kernel looks at areas for it, and at the first page of another. */
+static int is_protectable(int fd, const struct scan *asked)
+{
+	struct region first;
+	struct scan other = {.size = sizeof(other), .start = asked->start, .end = asked->end, .vec = (uintptr_t)&first, .vec_len = 1};
+	other.max_pages = 1;
+	other.inverted = other.mask = other.wanted = PROTECTABLE;
+	return ask(fd, &other) == 0;
+}
+
+/* The same as `scan_all`, where most of the pages were not written to. Asked for what was written alone, the kernel looks at page
+ * tables; asked for all that CRIU wants to know, also at what it knows of each page, which is elsewhere. */
+static int scan(int fd, struct scan *asked)
+{
+	if (asked->flags || asked->any_of != (PRESENT | SWAPPED))
+		return ask(fd, asked);
+	struct region written[STRETCHES];
+	struct scan quick = {.size = sizeof(quick), .start = asked->start, .end = asked->end, .vec = (uintptr_t)written, .vec_len = STRETCHES};
+	quick.mask = quick.wanted = WRITTEN;
+	long found = is_protectable(fd, asked) ? ask(fd, &quick) : -1;
+	if (found < 0 || found == STRETCHES || quick.walk_end < asked->end)
+		return scan_all(fd, asked);
+	uint64_t told = 0;
+	for (long i = 0; i < found; i++) {
+		struct scan part = *asked;
+		part.start = written[i].start;
+		part.end = written[i].end;
+		part.vec += told * sizeof(struct region);
+		part.vec_len -= told;
+		int more = part.vec_len ? scan_all(fd, &part) : 0;
+		if (more < 0)
+			return -1;
+		told += more;
+		if (!part.vec_len || part.walk_end < part.end) {
+			asked->walk_end = part.vec_len ? part.walk_end : part.start;
+			return told;
+		}
+	}
+	asked->walk_end = asked->end;
 	return told;
 }
 
@@ -150,8 +165,7 @@ static int agree(const char *described, size_t length, const char *maps, size_t 
 	return described == end && maps == maps_end;
 }
 
-/* The process whose directory this is. */
-static uint32_t process(int directory)
+uint32_t process(int directory)
 {
 	char link[64], path[64];
 	snprintf(link, sizeof(link), "/proc/self/fd/%d", directory);
@@ -162,8 +176,7 @@ static uint32_t process(int directory)
 	return strncmp(path, "/proc/", 6) ? 0 : atoi(path + 6);
 }
 
-/* A file that describes a process's areas, for which the kernel need not look at each of its pages; -1 if there is none. */
-static int described_areas(int directory)
+int described_areas(int directory)
 {
 	uint32_t pid = process(directory);
 	int found = 0;
@@ -190,95 +203,4 @@ static int described_areas(int directory)
 	if (fd >= 0 && lseek(fd, 0, SEEK_SET) == 0)
 		shared->areas[found].is_used = 1;
 	return fd;
-}
-
-int openat64(int directory, const char *path, int flags, ...)
-{
-	va_list more;
-	va_start(more, flags);
-	mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0;
-	va_end(more);
-	int fd = -1;
-	if (directory >= 0 && !strcmp(path, "smaps") && is_criu())
-		fd = described_areas(directory);
-	return fd >= 0 ? fd : syscall(SYS_openat, directory, path, flags, (long)mode);
-}
-
-/* What the tracer has told of a thread that stands; NULL if nothing. */
-static struct thread *known_thread(uint32_t pid)
-{
-	static uint32_t last;
-	for (uint32_t n = 0; n < THREADS; n++) {
-		uint32_t at = (last + n) % THREADS;
-		if (shared->threads[at].thread == pid) {
-			last = at;
-			return &shared->threads[at];
-		}
-	}
-	return NULL;
-}
-
-/* Whether a request was answered before: then `done` is what it returns, and where it asks for something to be written that is
- * done. */
-static int answered(uint32_t request, uint32_t pid, uint64_t address, void *data, long *done)
-{
-	struct thread *thread = known_thread(pid);
-	uint32_t count = thread ? thread->count : 0;
-	uint64_t key = 0;
-	if (request == PTRACE_GETSIGINFO || request == PTRACE_GETFPREGS)
-		address = 0;
-	if (request == PTRACE_SECCOMP_GET_METADATA && address == 16)
-		key = *(uint64_t *)data;
-	if (request == PTRACE_PEEKSIGINFO) {
-		struct __ptrace_peeksiginfo_args *wanted = (void *)(uintptr_t)address;
-		if (wanted->off)
-			return 0;
-		key = wanted->flags;
-		address = 0;
-	}
-	for (uint32_t n = 0; n < count && n < ANSWERS; n++) {
-		struct answer *answer = &thread->answers[n];
-		if (answer->request != request || answer->address != address || answer->key != key)
-			continue;
-		const uint8_t *bytes = thread->bytes + answer->offset;
-		if (request == PTRACE_GETREGSET && answer->result >= 0) {
-			struct iovec *part = data;
-			if (part->iov_len < answer->length)
-				return 0;
-			memcpy(part->iov_base, bytes, answer->length);
-			part->iov_len = answer->length;
-		} else if (data && answer->result >= 0) {
-			memcpy(data, bytes, answer->length);
-		}
-		*done = answer->result;
-		shared->answered++;
-		return 1;
-	}
-	return 0;
-}
-
-long ptrace(enum __ptrace_request request, ...)
-{
-	va_list more;
-	va_start(more, request);
-	pid_t pid = va_arg(more, pid_t);
-	uint64_t address = (uintptr_t)va_arg(more, void *);
-	void *data = va_arg(more, void *);
-	va_end(more);
-	int peeks = request == PTRACE_PEEKTEXT || request == PTRACE_PEEKDATA || request == PTRACE_PEEKUSER;
-	long word = 0, done;
-	if (peeks)
-		data = &word;
-	if (is_criu() && answered(request, pid, address, data, &done)) {
-		if (done < 0) {
-			errno = -done;
-			done = -1;
-		}
-	} else {
-		done = syscall(SYS_ptrace, (long)request, (long)pid, address, data);
-	}
-	if (done < 0 || !peeks)
-		return done;
-	errno = 0;
-	return word;
 }

@@ -3,7 +3,10 @@
 //! ```text
 //!  CRIU ── PAGEMAP_SCAN ─▶ the kernel, and what is hidden is left out at once: no tracer is asked
 //!       ── open smaps ───▶ areas, described before the program stood still, if they are those that there are
-//!       ── ptrace ───────▶ what the tracer has told of a thread that stands
+//!       ── map_files ────▶ what an area's link is, asked by several threads as soon as the program stands
+//!       ── fdinfo ───────▶ of a mapped file, what one call tells
+//!       ── ptrace ───────▶ what the tracer has told of a thread that stands; what is only of use once a thread goes on
+//!                          is left with it, for the next call
 //! ```
 //!
 //! It comes before the C library (`LD_PRELOAD`) and shares memory with us. What it does not do, or a CRIU that it could not be
@@ -11,6 +14,7 @@
 
 mod answers;
 mod areas;
+mod links;
 
 use std::cell::UnsafeCell;
 use std::ffi::CString;
@@ -32,8 +36,11 @@ pub const VARIABLE: &str = "REKINDLE_ASSIST";
 const PROCESSES: usize = 16;
 /// What is shared, and room for descriptions: those of some 400,000 areas.
 const LENGTH: usize = 64 << 20;
+/// An image's own [list of files](crate::inventory) has their build ids, and a restore compares them. CRIU need not read them
+/// once more.
+const OPTIONS: &[u8] = b"file-validation filesize\n";
 
-/// What lies at the beginning of what is shared; as in `in_criu.c`.
+/// What lies at the beginning of what is shared; as in `in_criu.h`.
 #[repr(C)]
 struct Shared {
     /// CRIU's pid; its children are nobody that this is for.
@@ -41,10 +48,13 @@ struct Shared {
     hides_unwritten: AtomicU32,
     /// How many requests of `ptrace` the library has answered.
     answered: AtomicU32,
-    unused: AtomicU32,
+    /// Of how many links CRIU was told what they are.
+    linked: AtomicU32,
     areas: [DescribedProcess; PROCESSES],
     /// The tracer's to write.
     threads: UnsafeCell<answers::Table>,
+    /// The library's to write, until the tracer takes it.
+    posted: UnsafeCell<answers::PostedTable>,
 }
 
 /// Where the areas of a process are described.
@@ -55,6 +65,9 @@ struct DescribedProcess {
     is_used: AtomicU32,
     at: AtomicU64,
     length: AtomicU64,
+    /// Where its areas' links are, and how many.
+    links: AtomicU64,
+    link_count: AtomicU64,
 }
 
 /// What one CRIU and we share.
@@ -63,6 +76,7 @@ pub struct Assist {
     memory: MmapRaw,
     file: File,
     library: File,
+    options: File,
 }
 
 impl Assist {
@@ -82,26 +96,38 @@ impl Assist {
             let name = CString::new(name)?;
             Ok::<_, io::Error>(File::from(memfd_create(name.as_c_str(), MFdFlags::MFD_CLOEXEC)?))
         };
-        let (file, mut library) = (file("rekindle-assist")?, file("rekindle-in-criu")?);
+        let (mut library, mut options) = (file("rekindle-in-criu")?, file("rekindle-criu-options")?);
+        let file = file("rekindle-assist")?;
         file.set_len(LENGTH as u64)?;
         library.write_all(LIBRARY)?;
+        options.write_all(OPTIONS)?;
         let memory = MmapRaw::map_raw(&file)?;
-        Ok(Self { memory, file, library })
+        Ok(Self { memory, file, library, options })
     }
 
     /// The descriptors that CRIU is to have, and the variables that name them.
-    pub fn descriptors(&self) -> [RawFd; 2] {
-        [self.file.as_raw_fd(), self.library.as_raw_fd()]
+    pub fn descriptors(&self) -> [RawFd; 3] {
+        [self.file.as_raw_fd(), self.library.as_raw_fd(), self.options.as_raw_fd()]
+    }
+
+    /// The descriptor of a file with options for CRIU.
+    pub fn options(&self) -> RawFd {
+        self.options.as_raw_fd()
     }
 
     pub fn environment(&self) -> [(&'static str, String); 2] {
-        let [file, library] = self.descriptors();
+        let [file, library, _] = self.descriptors();
         [("LD_PRELOAD", format!("/proc/self/fd/{library}")), (VARIABLE, file.to_string())]
     }
 
     /// It is for this CRIU.
     pub fn serve(&self, criu: u32) {
         self.shared().criu.store(criu, Ordering::Release);
+    }
+
+    /// Of how many areas' links CRIU was told what they are.
+    pub fn linked(&self) -> u64 {
+        self.shared().linked.load(Ordering::Relaxed).into()
     }
 
     /// How many requests of `ptrace` were answered there.
@@ -129,7 +155,9 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Shared, hides_unwritten), 4);
         assert_eq!(std::mem::offset_of!(Shared, answered), 8);
         assert_eq!(std::mem::offset_of!(Shared, areas), 16);
-        assert_eq!(std::mem::offset_of!(Shared, threads), 16 + 24 * PROCESSES);
-        assert_eq!(size_of::<DescribedProcess>(), 24);
+        assert_eq!(std::mem::offset_of!(Shared, threads), 16 + 40 * PROCESSES);
+        assert_eq!(size_of::<DescribedProcess>(), 40);
+        let threads = size_of::<answers::Table>();
+        assert_eq!(std::mem::offset_of!(Shared, posted), 16 + 40 * PROCESSES + threads);
     }
 }

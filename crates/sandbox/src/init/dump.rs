@@ -48,10 +48,10 @@ impl Prepared {
         let server = descriptors.next();
         let tree = process::tree(program.as_raw());
         let connections = ConnectionPolicy::of(&tree);
-        let request =
-            request(&dump, images.as_raw_fd(), server.as_ref().map(AsRawFd::as_raw_fd), &tree, connections);
-        let passed: Vec<_> = server.iter().map(AsRawFd::as_raw_fd).collect();
         let assist = dump.assist.then(|| Assist::new(dump.ahead)).flatten().map(Arc::new);
+        let descriptors = Descriptors::of(&images, server.as_ref(), assist.as_deref());
+        let request = request(&dump, descriptors, &tree, connections);
+        let passed: Vec<_> = server.iter().map(AsRawFd::as_raw_fd).collect();
         let describing = assist.clone().map(|assist| std::thread::spawn(move || assist.describe(tree)));
         let tracer = TracerMode::Here { hides_unwritten: dump.ahead, assist: assist.clone() };
         let criu = Service::spawn(&dump.criu, &passed, Some(tracer), assist.as_deref())?;
@@ -87,11 +87,11 @@ impl Prepared {
         let patience = Duration::from_millis(dump.verdict_millis);
         let leave_running = dump.leave_running;
         let (connections, asked) = (waiting.connections, waiting.request().to_vec());
-        let (images_fd, server_fd) = (waiting.images.as_raw_fd(), server.as_ref().map(AsRawFd::as_raw_fd));
+        let descriptors = Descriptors::of(&waiting.images, server.as_ref(), assist.as_deref());
         let is_same = std::thread::spawn(move || {
             let tree = process::tree(program.as_raw());
             let now = ConnectionPolicy::of(&tree);
-            now == connections && request(&dump, images_fd, server_fd, &tree, now) == asked
+            now == connections && request(&dump, descriptors, &tree, now) == asked
         });
         let find = move || LostNames::find(&process::tree(program.as_raw()));
         let inside = move || connections::inside(&process::tree(program.as_raw()));
@@ -103,11 +103,16 @@ impl Prepared {
             if is_another { Err("the program is another than CRIU was told of".to_string()) } else { Ok(()) }
         };
         let attended = waiting.attend(&course, &mut |step, steps| match step {
-            STANDING_STEP => check().and_then(|()| daemon.ask_standing(patience)).map(|()| {
-                finding = Some(std::thread::spawn(find));
-                connected = Some(std::thread::spawn(inside));
-                comparing = changed();
-            }),
+            STANDING_STEP => check()
+                .and_then(|()| {
+                    assist.iter().for_each(Assist::look_at_links);
+                    daemon.ask_standing(patience)
+                })
+                .map(|()| {
+                    finding = Some(std::thread::spawn(find));
+                    connected = Some(std::thread::spawn(inside));
+                    comparing = changed();
+                }),
             POST_DUMP_STEP => check()
                 .and_then(|()| {
                     keep_shared(&finding.take().and_then(|thread| thread.join().ok()).unwrap_or_else(find))
@@ -136,21 +141,31 @@ impl Prepared {
         if let Some(assist) = assist {
             stats.known_areas = assist.known() as u64;
             stats.known_answers = assist.answered();
+            stats.known_links = assist.linked();
         }
         Ok(Some(stats))
     }
 }
 
-fn request(
-    dump: &Dump,
+/// What CRIU is told of by number.
+#[derive(Debug, Clone, Copy)]
+struct Descriptors {
     images: RawFd,
     server: Option<RawFd>,
-    tree: &[i32],
-    connections: ConnectionPolicy,
-) -> Vec<u8> {
+    options: Option<RawFd>,
+}
+
+impl Descriptors {
+    fn of(images: &impl AsRawFd, server: Option<&OwnedFd>, assist: Option<&Assist>) -> Self {
+        let (server, options) = (server.map(AsRawFd::as_raw_fd), assist.map(Assist::options));
+        Self { images: images.as_raw_fd(), server, options }
+    }
+}
+
+fn request(dump: &Dump, descriptors: Descriptors, tree: &[i32], connections: ConnectionPolicy) -> Vec<u8> {
     let sockets = dump.external_sockets.iter().map(|inode| format!("unix[{inode}]"));
     rpc::dump_request(&Options {
-        images_dir: images,
+        images_dir: descriptors.images,
         work_dir: None,
         pid: tree.first().copied(),
         shell_job: process::is_session_outside(tree),
@@ -164,7 +179,8 @@ fn request(
             .chain(LostNames::find(tree).external())
             .collect(),
         inherit: Vec::new(),
-        page_server: server,
+        page_server: descriptors.server,
+        config: descriptors.options,
     })
 }
 

@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use crate::assist::Answers;
 use crate::process::{self, Handle};
 use calls::{Answer, Call, Listener, Memory};
-use request::{carry_out, changes, leaves_as_it_is};
+use request::{SETSIGMASK, carry_out, changes, leaves_as_it_is};
 use tracee::{Before, Shared, Stop, Tracee};
 
 pub use filter::{install_and_send, pair};
@@ -124,11 +124,37 @@ impl TracerState {
         }
         if told.contains(PollFlags::POLLIN)
             && let Some(call) = self.listener.take()
-            && let Some(answer) = self.answer(&call)
         {
-            self.listener.answer(&call, &answer);
+            self.do_posted();
+            if let Some(answer) = self.answer(&call) {
+                self.listener.answer(&call, &answer);
+            }
         }
         Ok(true)
+    }
+
+    /// Does what CRIU has left with us before this call.
+    fn do_posted(&mut self) {
+        let ours = Memory(std::process::id() as i32);
+        for posted in self.answers.as_ref().map(Answers::posted).unwrap_or_default() {
+            let part = libc::iovec {
+                iov_base: posted.bytes.as_ptr().cast_mut().cast(),
+                iov_len: posted.bytes.len(),
+            };
+            let data = match posted.request {
+                libc::PTRACE_SETREGSET => &raw const part as u64,
+                SETSIGMASK => posted.bytes.as_ptr() as u64,
+                _ => posted.data,
+            };
+            let done = self.carry_out(posted.request, posted.thread, posted.address, data, ours);
+            // Of one that cannot be interrupted a wait tells why.
+            if let Err(error) = done
+                && posted.request != libc::PTRACE_INTERRUPT
+                && let Some(tracee) = self.tracees.get_mut(&posted.thread)
+            {
+                tracee.failed = tracee.failed.or(error.raw_os_error()).or(Some(libc::EIO));
+            }
+        }
     }
 
     /// None where nobody waits for it any more.
@@ -196,11 +222,33 @@ impl TracerState {
                 return Ok(Answer::Kernel);
             }
             let done = carry_out(request, thread, address, data, asker)?;
-            self.tracees.insert(thread, Tracee::new(thread, data));
+            let known = self.tracees.values().map(|tracee| tracee.process).collect();
+            self.tracees.insert(thread, Tracee::new(thread, data, &known));
+            if let Some(answers) = &mut self.answers {
+                // Nothing is known of it yet, but that it is traced.
+                answers.tell(thread, 0..0, &[]);
+            }
             return Ok(Answer::Value(done));
         }
         let Some(tracee) = self.tracees.get_mut(&thread) else { return Ok(Answer::Kernel) };
-        if let Some(answers) = self.answers.as_ref().filter(|_| !leaves_as_it_is(request)) {
+        match tracee.failed.take() {
+            Some(error) => Ok(Answer::Error(error)),
+            None => self.carry_out(request, thread, address, data, asker).map(Answer::Value),
+        }
+    }
+
+    /// Does what CRIU wants of a thread that we trace, and takes note of it.
+    fn carry_out(
+        &mut self,
+        request: request::Request,
+        thread: i32,
+        address: u64,
+        data: u64,
+        asker: Memory,
+    ) -> io::Result<i64> {
+        let gone = || io::Error::from_raw_os_error(libc::ESRCH);
+        let tracee = self.tracees.get_mut(&thread).ok_or_else(gone)?;
+        if let Some(answers) = self.answers.as_ref().filter(|_| !leaves_as_it_is(request, data)) {
             answers.forget(thread);
             answers.forget_memory(address);
         }
@@ -230,7 +278,7 @@ impl TracerState {
             }
             _ => {}
         }
-        Ok(Answer::Value(done))
+        Ok(done)
     }
 
     fn note(&mut self, thread: i32, status: i32) {

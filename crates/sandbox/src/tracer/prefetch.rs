@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::TracerState;
 use super::calls::Memory;
 use super::request::{
-    GET_RSEQ_CONFIGURATION, GET_THREAD_AREA, GETSIGMASK, PEEKSIGINFO, Request, SECCOMP_GET_FILTER,
-    SECCOMP_GET_METADATA, SIGINFO, pointer, ptrace,
+    ARCH_PRCTL, GET_RSEQ_CONFIGURATION, GET_THREAD_AREA, GETSIGMASK, PEEKSIGINFO, Request,
+    SECCOMP_GET_FILTER, SECCOMP_GET_METADATA, SHADOW_STACK_STATUS, SIGINFO, pointer, ptrace,
 };
 use super::tracee::{GENERAL, Shared};
 use crate::assist::Answer;
@@ -63,6 +63,7 @@ pub fn answers(thread: i32, is_untouched: bool) -> (Range<u64>, Vec<Answer>) {
     answers.push(read(thread, GETSIGMASK, 8, 8));
     answers.push(registers(thread, VECTOR, MOST_REGISTERS));
     answers.push(read(thread, libc::PTRACE_GETFPREGS, 0, size_of::<libc::user_fpregs_struct>()));
+    answers.push(shadow_stack(thread));
     answers.extend(SEGMENTS.map(|segment| read(thread, GET_THREAD_AREA, segment, SEGMENT)));
     for index in 0..MOST_FILTERS {
         let filter = read(thread, SECCOMP_GET_FILTER, index, MOST_INSTRUCTIONS * INSTRUCTION);
@@ -103,6 +104,13 @@ fn registers(thread: i32, kind: u64, most: usize) -> Answer {
     let done = ptrace(libc::PTRACE_GETREGSET, thread, kind, &raw mut part as u64);
     bytes.truncate(part.iov_len);
     Answer { request: libc::PTRACE_GETREGSET, address: kind, key: 0, result: result(done), bytes }
+}
+
+/// The state of its shadow stack, for which the request's arguments have changed places.
+fn shadow_stack(thread: i32) -> Answer {
+    let mut bytes = vec![0; 8];
+    let done = ptrace(ARCH_PRCTL, thread, pointer(&mut bytes), SHADOW_STACK_STATUS);
+    Answer { request: ARCH_PRCTL, address: 0, key: SHADOW_STACK_STATUS, result: result(done), bytes }
 }
 
 /// The flags of one of its filters.

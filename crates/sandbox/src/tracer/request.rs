@@ -12,8 +12,8 @@ const MOST: usize = 1 << 20;
 /// A filter has so many instructions of 8 bytes at most.
 const FILTER: usize = 4096 * 8;
 const METADATA: usize = 16;
-const ARCH_PRCTL: Request = 30;
-const SHADOW_STACK_STATUS: u64 = 0x5005;
+pub const ARCH_PRCTL: Request = 30;
+pub const SHADOW_STACK_STATUS: u64 = 0x5005;
 pub const GET_RSEQ_CONFIGURATION: Request = 0x420f;
 pub const SETSIGMASK: Request = 0x420b;
 pub const GETSIGMASK: Request = 0x420a;
@@ -47,25 +47,27 @@ pub fn changes(request: Request) -> bool {
 }
 
 /// Whether a thread that stands is as it was after it, but for what it does when it goes on.
-pub fn leaves_as_it_is(request: Request) -> bool {
-    matches!(
-        request,
-        libc::PTRACE_PEEKTEXT
-            | libc::PTRACE_PEEKDATA
-            | libc::PTRACE_PEEKUSER
-            | libc::PTRACE_GETEVENTMSG
-            | libc::PTRACE_GETREGS
-            | libc::PTRACE_GETFPREGS
-            | libc::PTRACE_GETSIGINFO
-            | libc::PTRACE_GETREGSET
-            | libc::PTRACE_SETOPTIONS
-            | GETSIGMASK
-            | GET_THREAD_AREA
-            | PEEKSIGINFO
-            | GET_RSEQ_CONFIGURATION
-            | SECCOMP_GET_FILTER
-            | SECCOMP_GET_METADATA
-    )
+pub fn leaves_as_it_is(request: Request, data: u64) -> bool {
+    let asks_for_a_stack = request == ARCH_PRCTL && data == SHADOW_STACK_STATUS;
+    asks_for_a_stack
+        || matches!(
+            request,
+            libc::PTRACE_PEEKTEXT
+                | libc::PTRACE_PEEKDATA
+                | libc::PTRACE_PEEKUSER
+                | libc::PTRACE_GETEVENTMSG
+                | libc::PTRACE_GETREGS
+                | libc::PTRACE_GETFPREGS
+                | libc::PTRACE_GETSIGINFO
+                | libc::PTRACE_GETREGSET
+                | libc::PTRACE_SETOPTIONS
+                | GETSIGMASK
+                | GET_THREAD_AREA
+                | PEEKSIGINFO
+                | GET_RSEQ_CONFIGURATION
+                | SECCOMP_GET_FILTER
+                | SECCOMP_GET_METADATA
+        )
 }
 
 /// Does what is asked.
@@ -161,6 +163,14 @@ fn peek_signals(pid: i32, at: u64, data: u64, asker: Memory) -> io::Result<i64> 
     let found = ptrace(PEEKSIGINFO, pid, pointer(&mut wanted), pointer(&mut bytes))?;
     asker.write(data, &bytes[..bytes.len().min(found as usize * SIGINFO)])?;
     Ok(found)
+}
+
+/// Whether nothing waits in a thread's own queue of signals, which is found out sooner than which signals do.
+pub fn has_no_signals(pid: i32) -> bool {
+    let mut wanted = [[0; 8], [0; 8]];
+    wanted[1][4..].copy_from_slice(&1u32.to_ne_bytes());
+    let mut signal = vec![0; SIGINFO];
+    ptrace(PEEKSIGINFO, pid, wanted.as_mut_ptr() as u64, pointer(&mut signal)).is_ok_and(|found| found == 0)
 }
 
 /// All registers of a kind; none where the machine or the thread has no such.

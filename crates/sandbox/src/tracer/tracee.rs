@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::rc::Rc;
 
 use super::calls::Memory;
@@ -48,13 +49,19 @@ pub struct Tracee {
     pub stop: Option<Stop>,
     /// The status of one that has ended, of which CRIU was not told yet.
     pub ended: Option<i32>,
+    /// The error of a request that CRIU has left with us, of which it was not told yet.
+    pub failed: Option<i32>,
     pub before: Option<Rc<Before>>,
 }
 
 impl Tracee {
-    pub fn new(thread: i32, options: u64) -> Self {
-        let process = status_field(thread, "Tgid").and_then(|pid| pid.parse().ok()).unwrap_or(thread);
-        Self { process, options, stop: None, ended: None, before: None }
+    /// One of the processes `known`, or of another.
+    pub fn new(thread: i32, options: u64, known: &BTreeSet<i32>) -> Self {
+        let has = |process: &&i32| Path::new(&format!("/proc/{process}/task/{thread}")).exists();
+        // The kernel needs some twenty times as long for all that it says of a thread.
+        let found = || status_field(thread, "Tgid").and_then(|pid| pid.parse().ok()).unwrap_or(thread);
+        let process = known.iter().find(has).copied().unwrap_or_else(found);
+        Self { process, options, stop: None, ended: None, failed: None, before: None }
     }
 }
 
@@ -76,7 +83,7 @@ impl Before {
         Ok(Self {
             registers: registers.collect(),
             mask: mask(thread)?,
-            pending: pending(thread),
+            pending: if request::has_no_signals(thread) { 0 } else { pending(thread) },
             critical: critical.and_then(|at| Some((at, Memory(thread).word(at).ok()?))),
         })
     }

@@ -1,0 +1,69 @@
+/* What the parts of our library in CRIU share, and what they share with us; see mod.rs. */
+#ifndef IN_CRIU_H
+#define IN_CRIU_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The layout is that of `Shared` in mod.rs. */
+#define PROCESSES 16
+#define THREADS 512
+#define ANSWERS 32
+#define ROOM 20000
+#define POSTED 16
+#define POSTED_ROOM (64 << 10)
+
+struct answer {
+	uint32_t request, length;
+	uint64_t address, key;
+	int64_t result;
+	uint64_t offset;
+};
+
+struct thread {
+	_Atomic uint32_t thread, count;
+	struct answer answers[ANSWERS];
+	uint8_t bytes[ROOM];
+};
+
+struct posted {
+	uint32_t request, thread;
+	uint64_t address, data, offset, length;
+};
+
+/* An area, and what its link in `map_files` is: 0 while that is not known. */
+struct link {
+	uint64_t start, end;
+	_Atomic uint32_t mode, unused;
+};
+/* There is no link. */
+#define NO_LINK 1u
+
+struct shared {
+	_Atomic uint32_t criu, hides_unwritten, answered, linked;
+	struct {
+		_Atomic uint32_t pid, is_used;
+		_Atomic uint64_t at, length, links, link_count;
+	} areas[PROCESSES];
+	struct thread threads[THREADS];
+	_Atomic uint32_t posted_count, unused;
+	struct posted posted[POSTED];
+	uint8_t posted_bytes[POSTED_ROOM];
+};
+
+_Static_assert(offsetof(struct shared, threads) == 16 + 40 * PROCESSES, "as in mod.rs");
+_Static_assert(sizeof(struct thread) == 8 + 40 * ANSWERS + ROOM, "as in answers.rs");
+_Static_assert(offsetof(struct shared, posted_bytes) == offsetof(struct shared, posted_count) + 8 + 40 * POSTED, "as in answers.rs");
+_Static_assert(sizeof(struct link) == 24, "as in links.rs");
+
+extern __attribute__((visibility("hidden"))) struct shared *shared;
+
+/* Whether this is the CRIU that all is for, and not one of its children, which have the memory too. */
+__attribute__((visibility("hidden"))) int is_criu(void);
+/* The process whose directory in /proc this is; 0 if it is none. */
+__attribute__((visibility("hidden"))) uint32_t process(int directory);
+/* A file that describes a process's areas, for which the kernel need not look at each of its pages; -1 if there is none. */
+__attribute__((visibility("hidden"))) int described_areas(int directory);
+
+#endif
