@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -285,3 +286,21 @@ def test_where_there_is_no_room_for_it_the_checkpoint_ends_in_a_sentence_and_the
             assert not images(rekindle) and not left_over(rekindle)
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def test_criu_is_made_ready_beside_the_copying_where_there_is_a_last_image():
+    """Without one, most of what the program has is copied, and mappings change by that."""
+    held = 1
+    with Rekindle(REKINDLE_FAULT="ahead-copied:hang") as rekindle:
+        start(rekindle)
+        for number in range(2):
+            rekindle.hold_again("ahead-copied")
+            begun = rekindle.begin("checkpoint", "writer", "--to", f"image-{number}", "--leave-running")
+            rekindle.reached("ahead-copied")
+            time.sleep(held)
+            rekindle.let_go("ahead-copied")
+            begun.end()
+        traces = rekindle.json("trace", "writer", "--svg", rekindle.root / "picture.svg")["traces"]
+        ready, copied = zip(*((phases(trace)["prepare"]["start_us"], phases(trace)["copy again"]["start_us"]) for trace in traces), strict=True)
+        assert ready[0] > held * 1e6 and ready[1] + held * 0.5e6 < copied[1], (ready, copied)
+        goes_on(rekindle)

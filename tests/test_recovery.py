@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,29 @@ def test_the_next_daemon_goes_on_with_it(rekindle):
     has_counted(rekindle)
     end(rekindle)
     assert runs_of(rekindle)[1][0] > 1
+
+
+def begun(rekindle):
+    """When each image of the program was begun, in seconds."""
+    traces = rekindle.json("trace", "a", "--svg", rekindle.root / "picture.svg")["traces"]
+    taken = [trace["began"] for trace in traces if trace["operation"] == "checkpoint"]
+    return [datetime.fromisoformat(began).timestamp() for began in taken]
+
+
+@pytest.mark.parametrize("takes", [2, 5])
+def test_the_interval_is_from_the_beginning_of_one_image_to_that_of_the_next(takes):
+    """Where an image takes longer the next one follows at once."""
+    interval = 3
+    with Rekindle(REKINDLE_FAULT="before-commit:hang") as rekindle:
+        rekindle(*run(rekindle, "--every", f"{interval}s", "--restart", "on-failure"))
+        rekindle.reached("before-commit")
+        time.sleep(takes)
+        rekindle.let_go("before-commit")
+        has_images(rekindle, 2)
+        first, second = begun(rekindle)[:2]
+        # Counted from its end it would be later by the whole interval.
+        assert max(interval, takes) - 0.1 <= second - first < max(interval, takes) + interval / 2
+        end(rekindle)
 
 
 def test_what_is_ended_while_it_waits_to_be_brought_back_stays_ended(rekindle):

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 3] = ["in_criu.c", "in_criu_files.c", "in_criu_threads.c"];
+const SOURCES: [&str; 4] = ["in_criu.c", "in_criu_files.c", "in_criu_pages.c", "in_criu_threads.c"];
 
 fn main() {
     let directory = PathBuf::from("src/assist");

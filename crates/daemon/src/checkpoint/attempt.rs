@@ -14,7 +14,7 @@ use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::worker::{Phase, Status};
 use rekindle_sandbox::pages::{Layout, PreCopy, Served};
-use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT};
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, KnownFiles, Prepared, TRACER_ARGUMENT};
 use rekindle_store::Draft;
 
 use crate::checkpoint::CheckpointError;
@@ -126,6 +126,8 @@ pub(super) struct Attempt<'a> {
     pub(super) last_links: OnceLock<Links>,
     /// Those page files, and those that it was restored from, once they were opened.
     pub(super) earlier_pages: OnceLock<EarlierPages>,
+    /// Build ids of the files that it has mapped, read while it runs.
+    pub(super) known_files: OnceLock<KnownFiles>,
     /// Where memory lies in the page files of this one.
     pub(super) layout: Mutex<Layout>,
     /// The id of the image, once it is there.
@@ -337,9 +339,8 @@ impl<'a> Attempt<'a> {
             let save = first.map(|saved| scope.spawn(|| self.save(&paths, Done(saved))));
             // Beside CRIU, from when it has brought the program to a stand.
             let inventory = scope.spawn(|| {
-                let files = self.subject.cpu.known_files();
                 stands.wait();
-                self.subject.cpu.begin_inventory(&files)
+                self.subject.cpu.begin_inventory(self.known_files())
             });
             let dumped = self.subject.cpu.dump(spec, prepared, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();

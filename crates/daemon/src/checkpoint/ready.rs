@@ -4,7 +4,7 @@
 //! ```text
 //!  GPU half    release ─────────┬ code, memory written ahead
 //!  CPU pages   protect ─ copy ──┼ what was written meanwhile
-//!  CPU half                     └ CRIU is made ready
+//!  CPU half    mapped files     └ CRIU is made ready
 //! ```
 //!
 //! Release and protection change mappings, of which CRIU's helper learns when CRIU is made ready. The longer that is before the
@@ -18,7 +18,7 @@ use std::time::Duration;
 use rekindle_protocol::tuning;
 use rekindle_protocol::worker::ask;
 use rekindle_sandbox::pages::PreCopy;
-use rekindle_sandbox::{DumpSpec, Prepared, connected};
+use rekindle_sandbox::{DumpSpec, KnownFiles, Prepared, connected};
 use rekindle_store::Draft;
 
 use crate::error::Result;
@@ -46,6 +46,7 @@ impl Attempt<'_> {
                 self.release_driver(Done(&released));
                 self.write_ahead(draft).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))
             });
+            scope.spawn(|| self.known_files());
             let goes_on = || !has_failed.load(Ordering::Relaxed);
             let copied = self.protect(scratch).and_then(|pre_copy| {
                 spec.ahead = pre_copy.is_some();
@@ -77,6 +78,11 @@ impl Attempt<'_> {
             prepared
         });
         Ok((pre_copy, prepared))
+    }
+
+    /// What is known of the files that the program has mapped.
+    pub(super) fn known_files(&self) -> &KnownFiles {
+        self.known_files.get_or_init(|| self.subject.cpu.known_files())
     }
 
     /// Takes the driver's half out of the program while that runs. What cannot be taken so is when it stands still.

@@ -1,5 +1,5 @@
 /* Comes before the C library in a CRIU that dumps, and does some of its calls in a shorter way; see mod.rs. Whatever cannot
- * be done so is the kernel's to do, as without it. */
+ * be done so is the kernel's to do, as without it. Here are the descriptions of areas; see areas.rs. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,6 +13,8 @@
 #include "in_criu.h"
 
 struct shared *shared;
+/* Our pid, in a page that is empty in every child: asking the kernel each time takes as long as much of what is spared. */
+static const pid_t *own_pid;
 
 __attribute__((constructor)) static void load(void)
 {
@@ -21,108 +23,17 @@ __attribute__((constructor)) static void load(void)
 	if (!number || fstat(atoi(number), &meta) || meta.st_size < (off_t)sizeof(*shared))
 		return;
 	void *at = mmap(NULL, meta.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(number), 0);
-	if (at == MAP_FAILED)
+	pid_t *pid = mmap(NULL, sizeof(*pid), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (at == MAP_FAILED || pid == MAP_FAILED || madvise(pid, sizeof(*pid), MADV_WIPEONFORK))
 		return;
+	*pid = getpid();
+	own_pid = pid;
 	shared = at;
 }
 
 int is_criu(void)
 {
-	return shared && shared->criu == (uint32_t)getpid();
-}
-
-/* The kernel's `pm_scan_arg` and `page_region`. */
-struct region {
-	uint64_t start, end, categories;
-};
-struct scan {
-	uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
-	uint64_t inverted, mask, any_of, wanted;
-};
-#define PAGEMAP_SCAN 0xc0606610ul
-/* The kernel does not look at this bit of a request; the filter leaves alone what has it. */
-#define UNTOLD (1ul << 32)
-#define PROTECTABLE 1ul
-#define WRITTEN 2ul
-#define PRESENT 8ul
-#define SWAPPED 16ul
-
-/* So many stretches of written pages are looked for at once. More of them are found as quickly by looking at all. */
-#define STRETCHES 64
-
-static long ask(int fd, struct scan *asked)
-{
-	return syscall(SYS_ioctl, fd, PAGEMAP_SCAN | UNTOLD, asked);
-}
-
-/* CRIU's look for pages, without those that were copied before the program stood still. */
-static int scan_all(int fd, struct scan *asked)
-{
-	struct scan ours = *asked;
-	ours.wanted |= PROTECTABLE | WRITTEN;
-	long found = ask(fd, &ours);
-	if (found < 0)
-		return -1;
-	struct region *regions = (struct region *)(uintptr_t)asked->vec;
-	int told = 0;
-	for (long i = 0; i < found; i++) {
-		struct region region = regions[i];
-		if ((region.categories & (PROTECTABLE | WRITTEN)) == PROTECTABLE)
-			continue;
-		region.categories &= asked->wanted;
-		regions[told++] = region;
-	}
-	asked->walk_end = ours.walk_end;
-	return told;
-}
-
-/* Whether all areas in a stretch are such as we protect. The kernel looks at areas for it, and at the first page of another. */
-static int is_protectable(int fd, const struct scan *asked)
-{
-	struct region first;
-	struct scan other = {.size = sizeof(other), .start = asked->start, .end = asked->end, .vec = (uintptr_t)&first, .vec_len = 1};
-	other.max_pages = 1;
-	other.inverted = other.mask = other.wanted = PROTECTABLE;
-	return ask(fd, &other) == 0;
-}
-
-/* The same as `scan_all`, where most of the pages were not written to. Asked for what was written alone, the kernel looks at page
- * tables; asked for all that CRIU wants to know, also at what it knows of each page, which is elsewhere. */
-static int scan(int fd, struct scan *asked)
-{
-	if (asked->flags || asked->any_of != (PRESENT | SWAPPED))
-		return ask(fd, asked);
-	struct region written[STRETCHES];
-	struct scan quick = {.size = sizeof(quick), .start = asked->start, .end = asked->end, .vec = (uintptr_t)written, .vec_len = STRETCHES};
-	quick.mask = quick.wanted = WRITTEN;
-	long found = is_protectable(fd, asked) ? ask(fd, &quick) : -1;
-	if (found < 0 || found == STRETCHES || quick.walk_end < asked->end)
-		return scan_all(fd, asked);
-	uint64_t told = 0;
-	for (long i = 0; i < found; i++) {
-		struct scan part = *asked;
-		part.start = written[i].start;
-		part.end = written[i].end;
-		part.vec += told * sizeof(struct region);
-		part.vec_len -= told;
-		int more = part.vec_len ? scan_all(fd, &part) : 0;
-		if (more < 0)
-			return -1;
-		told += more;
-		if (!part.vec_len || part.walk_end < part.end) {
-			asked->walk_end = part.vec_len ? part.walk_end : part.start;
-			return told;
-		}
-	}
-	asked->walk_end = asked->end;
-	return told;
-}
-
-int ioctl(int fd, unsigned long request, void *argument)
-{
-	if (request == PAGEMAP_SCAN && is_criu() && shared->hides_unwritten)
-		return scan(fd, argument);
-	return syscall(SYS_ioctl, fd, request, argument);
+	return shared && *own_pid && shared->criu == (uint32_t)*own_pid;
 }
 
 /* All of a file; NULL if it cannot be had. */

@@ -61,9 +61,12 @@ extern __attribute__((visibility("hidden"))) struct shared *shared;
 
 /* Whether this is the CRIU that all is for, and not one of its children, which have the memory too. */
 __attribute__((visibility("hidden"))) int is_criu(void);
-/* The process whose directory in /proc this is; 0 if it is none. */
+/* The process whose directory in /proc this is, or a file in it; 0 if it is none. */
 __attribute__((visibility("hidden"))) uint32_t process(int directory);
 /* A file that describes a process's areas, for which the kernel need not look at each of its pages; -1 if there is none. */
 __attribute__((visibility("hidden"))) int described_areas(int directory);
+
+/* CRIU closes a descriptor, which may be one of a process's pages. */
+__attribute__((visibility("hidden"))) void forget_pages(int fd);
 
 #endif

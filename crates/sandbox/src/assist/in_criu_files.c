@@ -46,7 +46,7 @@ static int describe_mapped(void)
 static int opens_info(int directory, const char *path)
 {
 	return mapped >= 0 && !strncmp(path, "fdinfo/", 7) && atoi(path + 7) == mapped && is_criu() &&
-	       (directory == own || process(directory) == (uint32_t)getpid());
+	       (directory == own || process(directory) == shared->criu);
 }
 
 /* Whether a name is that of an area's link. */
@@ -124,6 +124,7 @@ int close(int fd)
 		is_read_here |= was_read;
 		watched = -1;
 	}
+	forget_pages(fd);
 	if (fd == mapped)
 		mapped = -1;
 	if (fd == own)
