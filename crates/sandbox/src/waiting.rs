@@ -60,12 +60,28 @@ impl Waiting {
         self.criu.as_ref().map(Service::pid)
     }
 
-    /// Has it begin, and answers it until it is done.
-    pub fn attend(mut self, course: &ConversationOptions, leave: &mut StepHandler<'_>) -> Result<(), Failed> {
-        let Some(mut criu) = self.criu.take() else { return Ok(()) };
-        let finished = criu.attend(course, leave);
-        criu.wait();
-        finished.map(|_| ())
+    /// Has it begin, and answers it until it is done and has ended.
+    pub fn attend(self, course: &ConversationOptions, leave: &mut StepHandler<'_>) -> Result<(), Failed> {
+        if let Some(mut criu) = self.attend_until_done(course, leave)? {
+            criu.wait();
+        }
+        Ok(())
+    }
+
+    /// The same, and it need not have ended when it has let go of the program: that takes it a while longer.
+    pub fn attend_until_done(
+        mut self,
+        course: &ConversationOptions,
+        leave: &mut StepHandler<'_>,
+    ) -> Result<Option<Service>, Failed> {
+        let Some(mut criu) = self.criu.take() else { return Ok(None) };
+        match criu.attend(course, leave) {
+            Ok(_) => Ok(Some(criu)),
+            Err(failed) => {
+                criu.wait();
+                Err(failed)
+            }
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::Assist;
 
 /// Answers are known of so many threads at once, so many of each, of so many bytes together: vector registers may have 11 KB.
-const THREADS: usize = 512;
+pub(super) const THREADS: usize = 512;
 const ANSWERS: usize = 32;
 const ROOM: usize = 20_000;
 /// So much is left with the tracer at once, of so many bytes together.
@@ -26,9 +26,9 @@ pub(super) type Table = [KnownThread; THREADS];
 
 #[repr(C)]
 pub(super) struct KnownThread {
-    thread: AtomicU32,
     /// How many answers there are: none while they change.
     count: AtomicU32,
+    unused: AtomicU32,
     answers: [RawAnswer; ANSWERS],
     bytes: [u8; ROOM],
 }
@@ -118,7 +118,6 @@ impl Answers {
         // is there.
         let known = unsafe { &mut *base.add(place) };
         known.count.store(0, Ordering::Release);
-        known.thread.store(thread as u32, Ordering::Relaxed);
         let (mut count, mut offset) = (0, 0);
         for answer in answers.iter().take(ANSWERS) {
             let Some(room) = known.bytes.get_mut(offset..offset + answer.bytes.len()) else { continue };
@@ -135,6 +134,9 @@ impl Answers {
             count += 1;
         }
         known.count.store(count as u32, Ordering::Release);
+        let shared = self.assist.shared();
+        shared.thread_ids[place].store(thread as u32, Ordering::Release);
+        shared.thread_count.fetch_max(place as u32 + 1, Ordering::Release);
     }
 
     /// What was left with the tracer since this was asked last, in the order in which CRIU wanted it. CRIU waits for the tracer

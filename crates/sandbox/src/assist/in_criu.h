@@ -22,7 +22,7 @@ struct answer {
 };
 
 struct thread {
-	_Atomic uint32_t thread, count;
+	_Atomic uint32_t count, unused;
 	struct answer answers[ANSWERS];
 	uint8_t bytes[ROOM];
 };
@@ -46,13 +46,16 @@ struct shared {
 		_Atomic uint32_t pid, is_used;
 		_Atomic uint64_t at, length, links, link_count;
 	} areas[PROCESSES];
+	/* Which thread each of the table is, as far as there are any; apart from that, which lies on many pages. */
+	_Atomic uint32_t thread_count, unused_count;
+	_Atomic uint32_t thread_ids[THREADS];
 	struct thread threads[THREADS];
 	_Atomic uint32_t posted_count, unused;
 	struct posted posted[POSTED];
 	uint8_t posted_bytes[POSTED_ROOM];
 };
 
-_Static_assert(offsetof(struct shared, threads) == 16 + 40 * PROCESSES, "as in mod.rs");
+_Static_assert(offsetof(struct shared, threads) == 24 + 40 * PROCESSES + 4 * THREADS, "as in mod.rs");
 _Static_assert(sizeof(struct thread) == 8 + 40 * ANSWERS + ROOM, "as in answers.rs");
 _Static_assert(offsetof(struct shared, posted_bytes) == offsetof(struct shared, posted_count) + 8 + 40 * POSTED, "as in answers.rs");
 _Static_assert(sizeof(struct link) == 24, "as in links.rs");

@@ -17,9 +17,10 @@
 static struct thread *known_thread(uint32_t pid)
 {
 	static uint32_t last;
-	for (uint32_t n = 0; n < THREADS; n++) {
-		uint32_t at = (last + n) % THREADS;
-		if (shared->threads[at].thread == pid) {
+	uint32_t count = shared->thread_count;
+	for (uint32_t n = 0; n < count && count <= THREADS; n++) {
+		uint32_t at = (last + n) % count;
+		if (shared->thread_ids[at] == pid) {
 			last = at;
 			return &shared->threads[at];
 		}

@@ -51,6 +51,10 @@ struct Shared {
     /// Of how many links CRIU was told what they are.
     linked: AtomicU32,
     areas: [DescribedProcess; PROCESSES],
+    /// How many threads are in the table.
+    thread_count: AtomicU32,
+    unused_count: AtomicU32,
+    thread_ids: [AtomicU32; answers::THREADS],
     /// The tracer's to write.
     threads: UnsafeCell<answers::Table>,
     /// The library's to write, until the tracer takes it.
@@ -155,9 +159,10 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Shared, hides_unwritten), 4);
         assert_eq!(std::mem::offset_of!(Shared, answered), 8);
         assert_eq!(std::mem::offset_of!(Shared, areas), 16);
-        assert_eq!(std::mem::offset_of!(Shared, threads), 16 + 40 * PROCESSES);
+        let before = 24 + 40 * PROCESSES + 4 * answers::THREADS;
+        assert_eq!(std::mem::offset_of!(Shared, threads), before);
         assert_eq!(size_of::<DescribedProcess>(), 40);
         let threads = size_of::<answers::Table>();
-        assert_eq!(std::mem::offset_of!(Shared, posted), 16 + 40 * PROCESSES + threads);
+        assert_eq!(std::mem::offset_of!(Shared, posted), before + threads);
     }
 }

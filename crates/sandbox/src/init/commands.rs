@@ -53,7 +53,7 @@ struct Init<'a> {
     /// What is to have a layer, and what has one.
     overlays: &'a [Overlay],
     layers: Layers,
-    /// CRIU that has brought the program back and may not have ended.
+    /// CRIU that has brought the program back, or has let go of it, and may not have ended.
     criu: Option<Service>,
     /// CRIU that waits to dump the program, and the connection by which it was asked for.
     prepared: Option<(RawFd, dump::Prepared)>,
@@ -341,7 +341,10 @@ impl Init<'_> {
                 let prepared = self.prepared.take().filter(|(by, _)| *by == of).map(|(_, prepared)| prepared);
                 let daemon = Daemon { channel, listener: &self.listener };
                 match dump::dump(&asked, prepared, &self.layers, descriptors, program, &daemon) {
-                    Ok(stats) => (Reply::Dumped { stats }, !asked.leave_running),
+                    Ok(dumped) => {
+                        self.criu = dumped.criu;
+                        (Reply::Dumped { stats: dumped.stats }, !asked.leave_running)
+                    }
                     Err(failed) => (failed.into(), false),
                 }
             }

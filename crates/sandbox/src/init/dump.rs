@@ -68,7 +68,7 @@ impl Prepared {
 
     /// Dumps the program; none if that is another by now than the one that CRIU was told of, and goes on. It is looked at
     /// while CRIU brings it to a stand.
-    fn dump(self, layers: &Layers, program: Pid, daemon: &Daemon<'_>) -> Result<Option<DumpStats>, Failed> {
+    fn dump(self, layers: &Layers, program: Pid, daemon: &Daemon<'_>) -> Result<Option<Dumped>, Failed> {
         let Prepared { waiting, dump, server, assist } = self;
         refuse_strays(program, waiting.pid())?;
         let images = waiting.images.try_clone();
@@ -102,7 +102,7 @@ impl Prepared {
             is_another |= is_same.take().is_some_and(|thread| !thread.join().unwrap_or(false));
             if is_another { Err("the program is another than CRIU was told of".to_string()) } else { Ok(()) }
         };
-        let attended = waiting.attend(&course, &mut |step, steps| match step {
+        let attended = waiting.attend_until_done(&course, &mut |step, steps| match step {
             STANDING_STEP => check()
                 .and_then(|()| {
                     assist.iter().for_each(Assist::look_at_links);
@@ -133,9 +133,16 @@ impl Prepared {
         drop(server);
         // One that failed before that step may have failed by it.
         if check().is_err() {
+            if let Ok(Some(mut criu)) = attended {
+                criu.wait();
+            }
             return Ok(None);
         }
-        attended?;
+        let mut criu = attended?;
+        // A program that ends with its image is gone when CRIU is.
+        if !leave_running && let Some(mut criu) = criu.take() {
+            criu.wait();
+        }
         let stats = fs::read(dir.join("stats-dump")).ok().and_then(|file| rpc::dump_stats(&file));
         let mut stats = stats.unwrap_or_default();
         if let Some(assist) = assist {
@@ -143,8 +150,15 @@ impl Prepared {
             stats.known_answers = assist.answered();
             stats.known_links = assist.linked();
         }
-        Ok(Some(stats))
+        Ok(Some(Dumped { stats, criu }))
     }
+}
+
+/// A dump that is done.
+pub struct Dumped {
+    pub stats: DumpStats,
+    /// CRIU, if it has yet to end, which is to be waited for before the program is looked at again.
+    pub criu: Option<Service>,
 }
 
 /// What CRIU is told of by number.
@@ -192,12 +206,12 @@ pub fn dump(
     descriptors: Vec<OwnedFd>,
     program: Pid,
     daemon: &Daemon<'_>,
-) -> Result<DumpStats, Failed> {
+) -> Result<Dumped, Failed> {
     let fitting = prepared.and_then(|mut prepared| prepared.is_for(dump).then_some(prepared));
     if let Some(prepared) = fitting
-        && let Some(stats) = prepared.dump(layers, program, daemon)?
+        && let Some(dumped) = prepared.dump(layers, program, daemon)?
     {
-        return Ok(stats);
+        return Ok(dumped);
     }
     // The program is another by now, or none was prepared.
     let dumped = Prepared::begin(dump.clone(), descriptors, program)?.dump(layers, program, daemon)?;
