@@ -5,7 +5,8 @@
 //!                   name   begin            took id               of whom it is a part: none, or an earlier one's id
 //! ```
 //!
-//! Times are microseconds, the first since 1970. What is no such header is left out.
+//! Times are microseconds, the first since 1970. A span of which nobody says how long it took ends with the answer. What is no such
+//! header is left out.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +22,8 @@ const LONGEST_NAME: usize = 64;
 pub struct ProgramSpan {
     pub name: String,
     pub begin: SystemTime,
-    pub took: Duration,
+    /// None: until the answer was through.
+    pub took: Option<Duration>,
     pub id: SpanId,
     /// The id of the one that it is a part of.
     pub within: Option<SpanId>,
@@ -49,8 +51,12 @@ pub fn take(headers: &mut HeaderMap) -> Vec<ProgramSpan> {
 fn read(text: &str) -> Option<ProgramSpan> {
     let mut fields = text.split(';');
     let name = fields.next().filter(|name| (1..=LONGEST_NAME).contains(&name.len()))?.to_string();
-    let mut time = || Some(Duration::from_micros(fields.next()?.parse().ok()?));
-    let (begin, took) = (SystemTime::UNIX_EPOCH.checked_add(time()?)?, time()?);
+    let time = |text: &str| Some(Duration::from_micros(text.parse().ok()?));
+    let begin = SystemTime::UNIX_EPOCH.checked_add(time(fields.next()?)?)?;
+    let took = match fields.next()? {
+        "" => None,
+        text => Some(time(text)?),
+    };
     let id = id(fields.next()?)?;
     let within = match fields.next()? {
         "" => None,
@@ -90,7 +96,18 @@ mod tests {
             taken(&[&data, &method, &data]),
             [("data".to_string(), None), ("method".to_string(), None)]
         );
-        for wrong in ["", "a", "a;1;1;0000000000000000;", "a;1;1;b7;", &format!("a;1;{};{one};", u128::MAX)] {
+        let open = format!("application;1764226800000000;;{one};");
+        assert_eq!(taken(&[&open, &data]), [("application".to_string(), None), both[1].clone()]);
+        assert_eq!(read(&open).and_then(|span| span.took), None);
+        assert_eq!(read(&method).and_then(|span| span.took), Some(Duration::from_micros(1200)));
+        for wrong in [
+            "",
+            "a",
+            "a;;1;00f067aa0ba902b7;",
+            "a;1;1;0000000000000000;",
+            "a;1;1;b7;",
+            &format!("a;1;{};{one};", u128::MAX),
+        ] {
             assert!(taken(&[wrong]).is_empty(), "{wrong}");
         }
         let many = (1..100).map(|at| format!("a;1;1;{at:016x};")).collect::<Vec<_>>().join(",");

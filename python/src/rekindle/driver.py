@@ -77,6 +77,19 @@ def enter_context() -> int:
     return device.value
 
 
+def enter_active_context() -> bool:
+    """Whether this thread has a context now: its own, or the first device's primary one if that is in use. None is made."""
+    current, device, flags, active = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    call("cuCtxGetCurrent", ctypes.byref(current))
+    if current:
+        return True
+    call("cuDeviceGet", ctypes.byref(device), 0)
+    call("cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active))
+    if active:
+        enter_context()
+    return bool(active)
+
+
 def load(url: str, size: int) -> int:
     """The address of a new buffer that the object is loaded into."""
     address = ctypes.c_uint64()

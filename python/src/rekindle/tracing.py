@@ -42,9 +42,13 @@ class Span:
     took: int | None
     id: str
     within: str
+    # It ends with the answer, which whoever is told of it knows better.
+    is_answer: bool = False
 
-    def so_far(self) -> int:
-        return now() - self.begin if self.took is None else self.took
+    def so_far(self) -> str:
+        if self.took is None:
+            return "" if self.is_answer else str(now() - self.begin)
+        return str(self.took)
 
 
 class Trace:
@@ -90,14 +94,14 @@ def now() -> int:
 
 
 @contextlib.contextmanager
-def span(name: str) -> Iterator[None]:
-    """What is done in it is a span of the request that it is done for, if that is followed."""
+def span(name: str, *, is_answer: bool = False) -> Iterator[None]:
+    """What is done in it is a span of the request that it is done for, if that is followed. `is_answer`: it ends with the answer."""
     here = HERE.get()
     if here is None or not here[0].is_followed:
         yield
         return
     trace, within = here
-    made = Span(name, now(), None, secrets.token_hex(8), within)
+    made = Span(name, now(), None, secrets.token_hex(8), within, is_answer)
     trace.spans.append(made)
     token = HERE.set((trace, made.id))
     try:
@@ -122,14 +126,22 @@ def method() -> Iterator[None]:
         try:
             yield
         finally:
-            here = HERE.get()
-            if here and here[0].is_followed and driver.is_used():
-                # There may be no context here, and so no work.
-                with contextlib.suppress(driver.DriverError):
-                    waits.extend(driver.waits())
-                for what, since, took in list(waits):
-                    if since + took >= begin:
-                        here[0].note(WAITED[what], since, took, here[1])
+            note_waits(begin)
+
+
+def note_waits(begin: int) -> None:
+    """What work on the GPU has waited for since then is a part of this span."""
+    here = HERE.get()
+    if here and here[0].is_followed and driver.is_used():
+        # There may be no context, and so no work.
+        with contextlib.suppress(driver.DriverError):
+            if driver.enter_active_context():
+                waits.extend(driver.waits())
+        # What a method within it has told is told.
+        told = {(one.name, one.begin) for one in here[0].spans}
+        for what, since, took in list(waits):
+            if since + took >= begin and (WAITED[what], since) not in told:
+                here[0].note(WAITED[what], since, took, here[1])
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ fn coming(
 /// What the program was at, as it says; not before it had the request, nor after its answer was through.
 fn told(program: &SpanData, ProgramSpan { name, begin, took, id, within }: &ProgramSpan) -> SpanData {
     let inside = |time: SystemTime| time.clamp(program.start_time, program.end_time);
-    let end = begin.checked_add(*took).unwrap_or(program.end_time);
+    let end = took.and_then(|took| begin.checked_add(took)).unwrap_or(program.end_time);
     let span = below(program, name.clone(), (inside(*begin), inside(end)), Vec::new());
     let own = &span.span_context;
     let context = SpanContext::new(own.trace_id(), *id, own.trace_flags(), false, own.trace_state().clone());

@@ -25,6 +25,43 @@ def headers_of(scope: Message) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
 
 
+class Telling:
+    """Sends an application's answer with where the time went until then, which its head says.
+
+    The head of an answer whose length is known waits for the first piece of its body, which comes with it. What has no such length may
+    be a stream, whose head its client waits for: of the time after that it is only told when the answer was through.
+    """
+
+    def __init__(self, trace: tracing.Trace, send: Send) -> None:
+        self.trace, self.send = trace, send
+        self.begin, self.here = tracing.now(), tracing.HERE.get()
+        self.head: Message | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.head = message
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                await self.tell(is_stream=True)
+            return
+        if self.head:
+            await self.tell(is_stream=message.get("more_body", False))
+        await self.send(message)
+
+    async def tell(self, *, is_stream: bool) -> None:
+        assert self.head is not None
+        head, self.head = self.head, None
+        # Whoever sends may be another task, which is in no span.
+        token = tracing.HERE.set(self.here)
+        try:
+            if is_stream:
+                tracing.note("first byte", self.begin)
+            tracing.note_waits(self.begin)
+        finally:
+            tracing.HERE.reset(token)
+        spans = [(name.lower().encode(), value.encode()) for name, value in self.trace.told()]
+        await self.send({**head, "headers": [*head.get("headers", ()), *spans]})
+
+
 def wrap(application: Application, dispatch: Dispatch) -> Application:
     async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(OWN):
@@ -34,10 +71,13 @@ def wrap(application: Application, dispatch: Dispatch) -> Application:
             await application({**scope, TARGET: dispatch.target}, receive, send)
             return
         headers = headers_of(scope)
-        with tracing.following(tracing.Trace.of(headers)):
+        trace = tracing.Trace.of(headers)
+        with tracing.following(trace):
             await dispatch.wake()
-            async with dispatch.target.with_data(named_in(headers)):
-                await application({**scope, TARGET: dispatch.target}, receive, send)
+            with tracing.span("application", is_answer=True):
+                told = Telling(trace, send) if trace and trace.is_followed and scope["type"] == "http" else send
+                async with dispatch.target.with_data(named_in(headers)):
+                    await application({**scope, TARGET: dispatch.target}, receive, told)
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         body, more = bytearray(), True
