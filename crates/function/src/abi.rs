@@ -73,6 +73,9 @@ pub struct Api {
     pub drop: unsafe extern "C" fn(*mut Call, *const Value) -> c_int,
     pub data: unsafe extern "C" fn(*mut Call, *const c_char, c_int) -> *const Value,
     pub problem: unsafe extern "C" fn(*mut Call, *mut *const c_char) -> *const c_char,
+    pub message_in: unsafe extern "C" fn(*mut Call, u32, *mut usize) -> *const u8,
+    pub span_begin: unsafe extern "C" fn(*mut Call) -> u64,
+    pub span_end: unsafe extern "C" fn(*mut Call, *const c_char, u64),
 }
 
 // SAFETY: functions and a number.

@@ -10,6 +10,8 @@ use crate::error::{Error, Result};
 const LIBRARY: &str = "libcuda.so.1";
 /// The longest sentence that is taken.
 const ROOM: usize = 4096;
+/// How many waits are asked for at once.
+const WAITS: usize = 32;
 const NON_BLOCKING: c_uint = 1;
 /// Errors from which a context does not recover.
 const STICKY: [i32; 14] = [700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 721, 818, 999];
@@ -97,6 +99,16 @@ struct Own {
     drop: unsafe extern "C" fn(*const c_char, c_int, *mut c_int, *mut c_char, c_int) -> c_int,
     load: unsafe extern "C" fn(*mut u64, *const c_char, usize) -> c_int,
     state: unsafe extern "C" fn(u64, c_int, *mut c_int, *mut c_char, c_int) -> c_int,
+    waits: unsafe extern "C" fn(*mut [u64; 3], *mut c_int) -> c_int,
+}
+
+/// Work on the GPU had to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait {
+    pub what: &'static str,
+    /// In microseconds, the first since 1970.
+    pub begin: u64,
+    pub took: u64,
 }
 
 /// How it stands with data: a number of what is wrong, and a sentence; `None` if all is there.
@@ -252,6 +264,20 @@ impl Driver {
         Ok((number > 0).then(|| (number, sentence(&text))))
     }
 
+    /// When work of this process has waited for bytes, each time once. The thread has a context.
+    pub fn waits(&self) -> Result<Vec<Wait>> {
+        let (waits, mut found, mut count) = (self.own()?.waits, [[0; 3]; WAITS], WAITS as c_int);
+        // SAFETY: there is room for so many.
+        check("rekindleDataWaits", unsafe { waits(found.as_mut_ptr(), &mut count) })?;
+        let found = found.iter().take(usize::try_from(count).unwrap_or(0));
+        Ok(found
+            .map(|[what, begin, took]| {
+                let what = if *what == 0 { "wait for data" } else { "wait for image" };
+                Wait { what, begin: *begin, took: *took }
+            })
+            .collect())
+    }
+
     fn own(&self) -> Result<&Own> {
         let found = self.own.get_or_init(|| {
             let library = &self.library;
@@ -263,6 +289,7 @@ impl Driver {
                     drop: *library.get(b"rekindleExchangeDrop")?,
                     load: *library.get(b"rekindleDataLoad")?,
                     state: *library.get(b"rekindleDataState")?,
+                    waits: *library.get(b"rekindleDataWaits")?,
                 })
             };
             load().map_err(|error| why(&error))

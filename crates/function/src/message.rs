@@ -4,8 +4,12 @@
 //!  "RKM1"  size of the tree (u32)  tree ┄ array ┄ array ┄      each ┄ fills up to a multiple of 64 bytes
 //!  tree = [value, [bytes of each array]]
 //! ```
+//!
+//! Of messages there are versions. In the first there are no arrays of a caller's GPU ([`ON_GPU`]), nor is there said of a call
+//! whether its caller holds the arguments, and whose arrays it has.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 
 use rmp::encode;
 use rmpv::ValueRef;
@@ -13,6 +17,9 @@ use rmpv::ValueRef;
 use crate::dtype;
 use crate::error::{Error, Result};
 use crate::value::{Array, Reference, Value};
+
+/// The latest that this crate reads; it writes the first.
+pub const VERSION: u32 = 2;
 
 const MAGIC: &[u8; 4] = b"RKM1";
 const HEAD: usize = 8;
@@ -35,6 +42,11 @@ const ON_GPU: i8 = 9;
 
 /// The value of a message, which keeps its text, bytes and arrays.
 pub fn decode(message: &[u8]) -> Result<Value<'_>> {
+    Ok(decode_versioned(message)?.0)
+}
+
+/// The value, and the first version that has all that is in it.
+pub fn decode_versioned(message: &[u8]) -> Result<(Value<'_>, u32)> {
     let size = match message.get(..HEAD) {
         Some([b'R', b'K', b'M', b'1', size @ ..]) => {
             u32::from_le_bytes([size[0], size[1], size[2], size[3]]) as usize
@@ -56,7 +68,9 @@ pub fn decode(message: &[u8]) -> Result<Value<'_>> {
     if end != message.len() {
         return Err(not_whole(&format!("it should have {end} bytes")));
     }
-    Reader { arrays }.value(value, DEPTH)
+    let reader = Reader { arrays, version: Cell::new(1) };
+    let value = reader.value(value, DEPTH)?;
+    Ok((value, reader.version.get()))
 }
 
 /// The message of a value.
@@ -82,6 +96,7 @@ pub fn encode(value: &Value<'_>) -> Result<Vec<u8>> {
 
 struct Reader<'m> {
     arrays: Vec<&'m [u8]>,
+    version: Cell<u32>,
 }
 
 impl<'m> Reader<'m> {
@@ -141,9 +156,17 @@ impl<'m> Reader<'m> {
             }
             ARRAY | SCALAR | ON_GPU => {
                 let array = self.array(read(data)?)?;
+                if code == ON_GPU {
+                    self.version.set(2);
+                }
                 if code == SCALAR { Value::Scalar(array) } else { Value::Array(array) }
             }
-            _ => return Err(not_whole(&format!("it has an extension {code}, which is not known"))),
+            _ => {
+                let later = format!(
+                    "it has an extension {code}, which is none up to version {VERSION}; build and deploy what was called again"
+                );
+                return Err(not_whole(&later));
+            }
         })
     }
 

@@ -2,11 +2,13 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::marker::PhantomData;
+use std::mem::offset_of;
 use std::time::Duration;
 
 use crate::abi;
 use crate::driver::{Stream, driver};
 use crate::error::{Error, Result};
+use crate::message;
 use crate::value::{Array, Pairs, Reference, Value};
 
 /// How long an array that was put is kept after its last use.
@@ -71,6 +73,24 @@ impl<'s> Scope<'s> {
         unsafe { (self.api().log)(self.call, line.as_ptr()) }
     }
 
+    /// What this takes is a span of the request's trace, if that is followed. Names have up to 64 letters, digits, blanks and
+    /// `.:/_-`.
+    pub fn span<T>(&self, name: &str, work: impl FnOnce() -> T) -> T {
+        // SAFETY: the call is the runner's.
+        let api = unsafe { (*self.call).api };
+        // SAFETY: the table says how far it goes: that of an earlier runner ends before spans.
+        let begin = unsafe {
+            if (*api).size > offset_of!(abi::Api, span_end) { ((*api).span_begin)(self.call) } else { 0 }
+        };
+        let done = work();
+        if begin != 0 {
+            let name = CString::new(name).unwrap_or_default();
+            // SAFETY: as above; the text ends with a zero.
+            unsafe { ((*api).span_end)(self.call, name.as_ptr(), begin) }
+        }
+        done
+    }
+
     /// Declared data, at once: its bytes may still be on their way, which kernels wait for. With `wait` they are there.
     pub fn data(&self, name: &str, wait: bool) -> Result<Range> {
         let named = CString::new(name).map_err(|_| Error::argument("a name of data has no zeros"))?;
@@ -85,14 +105,15 @@ impl<'s> Scope<'s> {
     pub fn put(&self, address: u64, dtype: &str, shape: &[u64], expiry: Duration) -> Result<Reference> {
         let reference =
             Reference { id: String::new(), dtype: dtype.to_string(), shape: shape.to_vec(), given: false };
-        let id = driver()?.put(address, reference.bytes()?, expiry.as_millis() as u64)?;
+        let bytes = reference.bytes()?;
+        let id = self.span("arrays", || driver()?.put(address, bytes, expiry.as_millis() as u64))?;
         Ok(Reference { id, ..reference })
     }
 
     /// Maps an array that was put.
     pub fn get(&self, reference: &Reference) -> Result<Mapped> {
         let bytes = reference.bytes()?;
-        let address = driver()?.get(&reference.id, bytes)?;
+        let address = self.span("arrays", || driver()?.get(&reference.id, bytes))?;
         Ok(Mapped { range: Range { address, bytes } })
     }
 
@@ -125,9 +146,15 @@ impl<'s> Scope<'s> {
 
     pub(crate) fn message(&self) -> &'s [u8] {
         let mut size = 0;
-        // SAFETY: the message lies there for as long as the call has it.
+        // SAFETY: the call is the runner's, whose table says how far it goes: that of an earlier one ends before `message_in`. The
+        // message lies there for as long as the call has it.
         unsafe {
-            let data = (self.api().message)(self.call, &mut size);
+            let api = (*self.call).api;
+            let data = if (*api).size > offset_of!(abi::Api, message_in) {
+                ((*api).message_in)(self.call, message::VERSION, &mut size)
+            } else {
+                ((*api).message)(self.call, &mut size)
+            };
             if data.is_null() { &[] } else { std::slice::from_raw_parts(data, size) }
         }
     }

@@ -25,6 +25,7 @@ mod limits;
 mod listener;
 mod maker;
 mod memory;
+mod message_version;
 mod named_data;
 mod plan;
 mod policy;

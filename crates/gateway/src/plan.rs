@@ -129,6 +129,9 @@ pub struct Source {
     /// Their names for requests, and what those may have instead.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data_slots: Vec<DataSlot>,
+    /// The latest version of calls' messages that the program understands, if it was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<u32>,
     /// The GPU memory that an instance takes.
     #[serde(default)]
     pub need: MemoryNeed,

@@ -20,6 +20,7 @@ use crate::canary::Canary;
 use crate::headers;
 use crate::instance_slot::InstanceSlot;
 use crate::limits;
+use crate::message_version;
 use crate::named_data::{self, beside};
 use crate::policy::{Coming, Outcome};
 use crate::program_spans;
@@ -81,6 +82,7 @@ async fn attempt(
         Ok(urls) => urls,
         Err(refusal) => return refusal.answer(),
     };
+    let needed = message_version::needed(request.headers());
     let upgrade = headers::wanted_upgrade(request.headers());
     let upgraded = upgrade.is_some().then(|| on(&mut request));
     let request = forwarded(request, client, upgrade.as_ref(), entry);
@@ -108,6 +110,11 @@ async fn attempt(
             return say(StatusCode::BAD_GATEWAY, "the request was sent already".to_string());
         };
         slot.counts = counts;
+        // Instances of one service may be of several images, while one is rolled out.
+        if let Some(answer) = message_version::refusal(&service.name.name, needed, slot.upstream.message) {
+            slot.outcome = Outcome::Unheard;
+            return answer;
+        }
         let name = slot.upstream.name.clone();
         entry.sent_to(&name);
         match slot.upstream.clone().send(request).await {

@@ -427,7 +427,7 @@ impl Service {
     }
 
     fn upstream(&self, slot: u32, instance: Arc<dyn Instance>, source: &Source) -> Arc<Upstream> {
-        Upstream::new(instance, self.instance_name(slot), source.to)
+        Upstream::new(instance, self.instance_name(slot), source)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

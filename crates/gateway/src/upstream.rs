@@ -19,6 +19,8 @@ use tokio::time::{sleep, timeout};
 use crate::access::CountedBody;
 use crate::limits;
 use crate::maker::Instance;
+use crate::message_version;
+use crate::plan::Source;
 
 /// How often a program that does not listen yet is asked.
 const EVERY: Duration = Duration::from_millis(2);
@@ -33,6 +35,8 @@ pub struct Upstream {
     pub instance: Arc<dyn Instance>,
     /// Of its sandbox.
     pub name: String,
+    /// The latest version of calls' messages that its program understands.
+    pub message: u32,
     port: u16,
     idle: Mutex<Vec<Connection>>,
     /// Whether connections that are done with are kept.
@@ -57,9 +61,10 @@ fn listens_no_more(error: &io::Error) -> bool {
 }
 
 impl Upstream {
-    pub fn new(instance: Arc<dyn Instance>, name: String, port: u16) -> Arc<Upstream> {
+    pub fn new(instance: Arc<dyn Instance>, name: String, source: &Source) -> Arc<Upstream> {
         let (idle, keeps) = (Mutex::default(), AtomicBool::new(true));
-        Arc::new(Upstream { instance, name, port, idle, keeps })
+        let message = source.message.unwrap_or(message_version::UNTOLD);
+        Arc::new(Upstream { instance, name, message, port: source.to, idle, keeps })
     }
 
     /// Returns when the program listens, and answers this path with success if one is given. Keeps the connection that shows

@@ -59,6 +59,9 @@ pub struct ServiceRequest {
     /// What of it requests can name another object for.
     #[serde(default)]
     pub data_slots: Option<Vec<DataSlot>>,
+    /// The latest version of calls' messages that the program of the image understands.
+    #[serde(default)]
+    pub message: Option<u32>,
     /// So many of ten thousand requests are to go to the image, and the others where they go; else all.
     #[serde(default)]
     pub canary: Option<u32>,

@@ -109,6 +109,9 @@ typedef struct rekindle_api {
     int (*drop)(rekindle_call *, const rekindle_value *);
     const rekindle_value *(*data)(rekindle_call *, const char *, int);
     const char *(*problem)(rekindle_call *, const char **);
+    const uint8_t *(*message_in)(rekindle_call *, uint32_t, size_t *);
+    uint64_t (*span_begin)(rekindle_call *);
+    void (*span_end)(rekindle_call *, const char *, uint64_t);
 } rekindle_api;
 
 struct rekindle_call {
@@ -166,10 +169,24 @@ static inline const rekindle_value *rekindle_data(rekindle_call *call, const cha
     return call->api->data(call, name, wait);
 }
 
-/* The message as it came, and the result's message, for libraries that read and write them by themselves. */
+/* The message in its first version, and the result's message, for libraries that read and write them by themselves. */
 static inline const uint8_t *rekindle_message(rekindle_call *call, size_t *size) { return call->api->message(call, size); }
+/* The same for a library that reads messages up to this version; a runner that has none of it gives what came. */
+static inline const uint8_t *rekindle_message_in(rekindle_call *call, uint32_t version, size_t *size) {
+    if (call->api->size <= offsetof(rekindle_api, message_in)) return call->api->message(call, size);
+    return call->api->message_in(call, version, size);
+}
 static inline int rekindle_reply(rekindle_call *call, const uint8_t *data, size_t size) {
     return call->api->reply(call, data, size);
+}
+
+/* A part of the call is a span of its request's trace: `begin` is what rekindle_span_begin said when that began, 0 where nobody
+ * follows the request. Names have up to 64 letters, digits, blanks and .:/_- */
+static inline uint64_t rekindle_span_begin(rekindle_call *call) {
+    return call->api->size <= offsetof(rekindle_api, span_end) ? 0 : call->api->span_begin(call);
+}
+static inline void rekindle_span_end(rekindle_call *call, const char *name, uint64_t begin) {
+    if (begin) call->api->span_end(call, name, begin);
 }
 
 static inline rekindle_value rekindle_value_of(int kind) {

@@ -7,7 +7,7 @@ use rekindle_function::driver::driver;
 use rekindle_function::{Error, Reference, dtype, message};
 
 use crate::context::{Context, HookResult};
-use crate::tree;
+use crate::{trace, tree};
 
 pub static API: Api = Api {
     size: size_of::<Api>(),
@@ -24,6 +24,9 @@ pub static API: Api = Api {
     drop: drop_reference,
     data,
     problem,
+    message_in,
+    span_begin,
+    span_end,
 };
 
 /// # Safety
@@ -54,10 +57,16 @@ unsafe extern "C" fn fail(call: *mut Call, kind: *const c_char, text: *const c_c
     context.fail(Error::new(kind.into_owned(), text))
 }
 
+/// For libraries that were built before they could say what they read.
 unsafe extern "C" fn message_of(call: *mut Call, size: *mut usize) -> *const u8 {
+    // SAFETY: as of [`message_in`].
+    unsafe { message_in(call, 1, size) }
+}
+
+unsafe extern "C" fn message_in(call: *mut Call, version: u32, size: *mut usize) -> *const u8 {
     // SAFETY: as above; the place can be written to.
     unsafe {
-        let message = &Context::of(call).message;
+        let message = Context::of(call).message_in(version);
         *size = message.len();
         message.as_ptr()
     }
@@ -68,6 +77,17 @@ unsafe extern "C" fn reply(call: *mut Call, data: *const u8, size: usize) -> c_i
     let (context, message) = unsafe { (Context::of(call), std::slice::from_raw_parts(data, size)) };
     context.said = HookResult::Reply(message.to_vec());
     abi::DONE
+}
+
+unsafe extern "C" fn span_begin(call: *mut Call) -> u64 {
+    // SAFETY: as above.
+    if unsafe { Context::of(call) }.spans.is_some() { trace::now() } else { 0 }
+}
+
+unsafe extern "C" fn span_end(call: *mut Call, name: *const c_char, begin: u64) {
+    // SAFETY: as above.
+    let (context, name) = unsafe { (Context::of(call), words(name)) };
+    context.note(&name, begin);
 }
 
 unsafe extern "C" fn arguments(call: *mut Call, count: *mut usize) -> *const abi::Value {
@@ -118,12 +138,15 @@ unsafe extern "C" fn give(call: *mut Call, value: *const abi::Value) -> c_int {
 
 unsafe extern "C" fn put(call: *mut Call, array: *const abi::Value, expiry: f64) -> *const abi::Value {
     // SAFETY: as above.
-    let context = unsafe { Context::of(call) };
+    let (context, begin) = (unsafe { Context::of(call) }, trace::now());
     // SAFETY: as above.
-    match unsafe { array.as_ref() }.ok_or_else(|| Error::argument("no array was given")).and_then(|array| {
-        // SAFETY: as above.
-        unsafe { kept(array, expiry) }
-    }) {
+    let kept =
+        unsafe { array.as_ref() }.ok_or_else(|| Error::argument("no array was given")).and_then(|array| {
+            // SAFETY: as above.
+            unsafe { kept(array, expiry) }
+        });
+    context.note("arrays", begin);
+    match kept {
         Ok(reference) => {
             let value = context.arena.reference(&reference);
             context.arena.keep(value)
@@ -169,10 +192,11 @@ unsafe fn kept(array: &abi::Value, expiry: f64) -> Result<Reference, Error> {
 
 unsafe extern "C" fn get(call: *mut Call, reference: *const abi::Value, address: *mut u64) -> c_int {
     // SAFETY: as above.
-    let context = unsafe { Context::of(call) };
+    let (context, begin) = (unsafe { Context::of(call) }, trace::now());
     // SAFETY: as above.
     let found =
         unsafe { named(reference) }.and_then(|reference| driver()?.get(&reference.id, reference.bytes()?));
+    context.note("arrays", begin);
     match found {
         Ok(found) => {
             // SAFETY: the place can be written to.
@@ -211,7 +235,12 @@ unsafe extern "C" fn data(call: *mut Call, name: *const c_char, wait: c_int) -> 
         ));
         return std::ptr::null();
     };
-    match declared.load(wait != 0) {
+    let begin = trace::now();
+    let loaded = declared.load(wait != 0);
+    if wait != 0 {
+        context.note("data", begin);
+    }
+    match loaded {
         Ok(address) => {
             let value = context.arena.device(address, declared.bytes(), &declared.dtype, &declared.shape);
             context.arena.keep(value)

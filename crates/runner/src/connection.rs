@@ -39,6 +39,15 @@ fn answer(server: &'static Server, request: Request, connection: &Arc<TcpStream>
         ("GET", READY) => said(Value::Boolean(true)),
         ("POST", path) if path.starts_with(CALL) => {
             let name = &path[CALL.len()..];
+            if request.message > message::VERSION {
+                let sentence = format!(
+                    "{} understands messages up to version {}, and the call needs version {}; deploy it again",
+                    server.name,
+                    message::VERSION,
+                    request.message
+                );
+                return Reply::say(Kind::Later, &sentence).write(connection, has_body, request.stays);
+            }
             match server.functions.iter().position(|function| function.name == name) {
                 Some(function) => return call(server, function, request, connection),
                 None => {
@@ -74,7 +83,8 @@ fn call(
     request: Request,
     connection: &Arc<TcpStream>,
 ) -> io::Result<()> {
-    let stays = request.stays;
+    let (stays, trace) = (request.stays, request.trace);
+    let queue = trace.as_ref().map_or(0, |trace| trace.begin("queue", 0));
     let given = match message::decode(&request.body) {
         Ok(value) => {
             let given = instance::given(&value);
@@ -89,8 +99,15 @@ fn call(
     };
     let pending = Arc::new(Pending::new());
     let (message, connection) = (request.body, connection.clone());
-    let mut work =
-        InstanceCall { message, given, connection: connection.clone(), stays, pending: pending.clone() };
+    let mut work = InstanceCall {
+        message,
+        given,
+        connection: connection.clone(),
+        stays,
+        pending: pending.clone(),
+        trace: trace.clone(),
+        queue,
+    };
     loop {
         match server.pool.take(function) {
             Placement::Waiting(sender) => match sender.send(work) {
@@ -114,7 +131,7 @@ fn call(
         let limit = server.timeout.as_secs_f64();
         let sentence =
             format!("{runner}.{name} took longer than {limit} s; raise `timeout`, or have it do less");
-        return Reply::say(Kind::Late, &sentence).write(&connection, true, stays);
+        return Reply::say(Kind::Late, &sentence).of(trace.as_ref()).write(&connection, true, stays);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! A thread of the runner as a library has it: [`abi::Call`], and what lies behind it.
 
 use std::ffi::{CString, c_void};
+use std::sync::Arc;
 
 use rekindle_function::driver::Stream;
 use rekindle_function::{Error, Value, abi, message, split};
@@ -8,6 +9,7 @@ use rekindle_function::{Error, Value, abi, message, split};
 use crate::api::API;
 use crate::data::Declared;
 use crate::library::Loaded;
+use crate::trace::{self, SpanId, Trace};
 use crate::tree::Arena;
 
 /// What a hook has said.
@@ -29,7 +31,11 @@ pub struct Context {
     pub data: &'static [Declared],
     pub said: HookResult,
     /// Of the call that is under way.
-    pub message: Vec<u8>,
+    message: Vec<u8>,
+    /// The same for a library that reads the first version alone, once that is wanted.
+    older: Option<Vec<u8>>,
+    /// Its request's trace, if that is followed, and the span of the call in it.
+    pub spans: Option<(Arc<Trace>, SpanId)>,
     pub arena: Arena,
     /// Arguments, and keywords as key, value, key, value, once they were asked for.
     pub arguments: Option<(Vec<abi::Value>, Vec<abi::Value>)>,
@@ -44,6 +50,8 @@ impl Context {
             data,
             said: HookResult::Nothing,
             message: Vec::new(),
+            older: None,
+            spans: None,
             arena: Arena::default(),
             arguments: None,
         })
@@ -103,8 +111,14 @@ impl Context {
         loaded: &Loaded,
         own: *mut c_void,
         message: Vec<u8>,
+        trace: Option<Arc<Trace>>,
     ) -> (Result<Vec<u8>, Error>, bool) {
         self.message = message;
+        let began = trace::now();
+        self.spans = trace.map(|trace| {
+            let method = trace.begin("method", 0);
+            (trace, method)
+        });
         let call = self.pointer();
         // SAFETY: as above. The context is not touched here while the library has it.
         let code = unsafe { (loaded.call)(call, loaded.shared, own) };
@@ -112,6 +126,11 @@ impl Context {
         self.arguments = None;
         self.arena = Arena::default();
         self.message = Vec::new();
+        self.older = None;
+        if let Some((trace, method)) = self.spans.take() {
+            trace.note_waits(began, method);
+            trace.end(method);
+        }
         let result = match (code, said) {
             (abi::DONE, HookResult::Reply(message)) => Ok(message),
             (abi::DONE, _) => message::encode(&Value::None),
@@ -136,6 +155,18 @@ impl Context {
         abi::FAILED
     }
 
+    /// The message of the call that is under way, of this version at the latest. What no version has is left to the library.
+    pub fn message_in(&mut self, version: u32) -> &[u8] {
+        if version < message::VERSION && self.older.is_none() {
+            let older = match message::decode_versioned(&self.message) {
+                Ok((value, has)) if has > version => message::encode(&value).ok(),
+                _ => None,
+            };
+            self.older = older;
+        }
+        self.older.as_deref().filter(|_| version < message::VERSION).unwrap_or(&self.message)
+    }
+
     /// The arguments for C, made once in a call.
     pub fn parsed(&mut self) -> Result<&(Vec<abi::Value>, Vec<abi::Value>), Error> {
         if self.arguments.is_none() {
@@ -145,6 +176,13 @@ impl Context {
             self.arguments = Some((arguments, keywords));
         }
         self.arguments.as_ref().ok_or_else(|| Error::from("there is no call"))
+    }
+
+    /// What has begun then and is over now was a part of the call.
+    pub fn note(&self, name: &str, begin: u64) {
+        if let Some((trace, method)) = &self.spans {
+            trace.note(name, begin, *method);
+        }
     }
 
     /// A line of the log, in one write.

@@ -1,6 +1,9 @@
 //! HTTP/1.1 as the gateway speaks it: requests one after the other on connections that stay.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::sync::Arc;
+
+use crate::trace::Trace;
 
 /// Of a head; the gateway lets no larger one through.
 const HEAD: usize = 1 << 17;
@@ -8,12 +11,16 @@ const HEADERS: usize = 160;
 /// How much is read at once while nobody knows how much will come.
 const PIECE: usize = 1 << 14;
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Request {
     pub method: String,
     /// Without the query.
     pub path: String,
     pub body: Vec<u8>,
+    /// The version of messages that the body needs: `Rekindle-Message`.
+    pub message: u32,
+    /// The trace that it is in, if that is followed: `traceparent`.
+    pub trace: Option<Arc<Trace>>,
     /// Whether another request may follow.
     pub stays: bool,
 }
@@ -140,7 +147,7 @@ fn parse(bytes: &[u8]) -> io::Result<Option<Head>> {
     let path = target.split_once('?').map_or(target, |(path, _)| path).to_string();
     let method = parsed.method.unwrap_or_default().to_string();
     let mut head = Head {
-        request: Request { method, path, body: Vec::new(), stays: parsed.version == Some(1) },
+        request: Request { method, path, message: 1, stays: parsed.version == Some(1), ..Request::default() },
         length: Length::Bytes(0),
         waits: false,
         bytes: end,
@@ -157,6 +164,11 @@ fn parse(bytes: &[u8]) -> io::Result<Option<Head>> {
             "transfer-encoding" if value == "chunked" => head.length = Length::Chunks,
             "transfer-encoding" => return Err(invalid("a body's encoding is not known")),
             "connection" if value.split(',').any(|word| word.trim() == "close") => head.request.stays = false,
+            "traceparent" => head.request.trace = Trace::of(&value),
+            "rekindle-message" => {
+                head.request.message =
+                    value.parse().map_err(|_| invalid("a message's version is no number"))?
+            }
             "expect" if value == "100-continue" => head.waits = true,
             _ => {}
         }
@@ -204,7 +216,8 @@ mod tests {
         Requests::new(Stream { given: given.into(), at: 0, step, said: Vec::new() })
     }
 
-    const TWO: &str = "POST /-/call/a?x=1 HTTP/1.1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello\
+    const TWO: &str = "POST /-/call/a?x=1 HTTP/1.1\r\nContent-Length: 5\r\nRekindle-Message: 7\r\n\
+        traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\nExpect: 100-continue\r\n\r\nhello\
         POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n3\r\nabc\r\na;x=y\r\n0123456789\r\n0\r\nT: u\r\n\r\n";
 
     #[test]
@@ -213,16 +226,17 @@ mod tests {
             let mut requests = requests(TWO, step);
             let first = requests.next().unwrap().unwrap();
             assert_eq!(
-                (first.path.as_str(), &first.body[..], first.stays),
-                ("/-/call/a", &b"hello"[..], true)
+                (first.path.as_str(), &first.body[..], first.message, first.stays),
+                ("/-/call/a", &b"hello"[..], 7, true)
             );
             assert!(requests.stream.said.starts_with(b"HTTP/1.1 100 "));
             let second = requests.next().unwrap().unwrap();
             assert_eq!(
-                (second.path.as_str(), &second.body[..], second.stays),
-                ("/b", &b"abc0123456789"[..], false)
+                (second.path.as_str(), &second.body[..], second.message, second.stays),
+                ("/b", &b"abc0123456789"[..], 1, false)
             );
-            assert_eq!(requests.next().unwrap(), None);
+            assert!(first.trace.is_some() && second.trace.is_none());
+            assert!(requests.next().unwrap().is_none());
         }
     }
 
@@ -231,6 +245,7 @@ mod tests {
         for wrong in [
             "nonsense\r\n\r\n",
             "POST / HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+            "POST / HTTP/1.1\r\nRekindle-Message: many\r\n\r\n",
             "POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
             "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
             "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n",

@@ -14,6 +14,7 @@ use crate::pending::Pending;
 use crate::pool::{Number, Started};
 use crate::reply::Reply;
 use crate::server::Server;
+use crate::trace::{self, SpanId, Trace};
 
 /// Of a thread; what C and Rust give a program's first one.
 const STACK: usize = 8 << 20;
@@ -26,6 +27,9 @@ pub struct InstanceCall {
     pub connection: Arc<TcpStream>,
     pub stays: bool,
     pub pending: Arc<Pending>,
+    /// Of its request, if that is followed, and the span until an instance has it.
+    pub trace: Option<Arc<Trace>>,
+    pub queue: SpanId,
 }
 
 /// Starts one for a call that it does first.
@@ -48,12 +52,18 @@ pub fn start(server: &'static Server, function: usize, number: Number, work: Ins
 
 fn run(server: &'static Server, function: usize, number: Number, work: InstanceCall, began: Instant) {
     let loaded = &server.functions[function];
-    match Instance::enter(server, loaded, began) {
+    let since = trace::now();
+    let entered = Instance::enter(server, loaded, began);
+    if let Some(trace) = &work.trace {
+        trace.note("enter", since, work.queue);
+    }
+    match entered {
         Ok(instance) => Running { server, function, number, instance }.go_on(work),
         Err(error) => {
             if work.pending.claim() {
                 server.pool.ending();
-                finish(&work.pending, &work.connection, work.stays, &Reply::raised(&error, &loaded.library));
+                let reply = Reply::raised(&error, &loaded.library).of(work.trace.as_ref());
+                finish(&work.pending, &work.connection, work.stays, &reply);
             } else {
                 server.pool.found();
             }
@@ -110,9 +120,13 @@ impl Running {
 
     /// Does a call. Where the next one comes; none: it has no place in the pool any more.
     fn carry(&mut self, work: InstanceCall) -> Option<Receiver<InstanceCall>> {
-        let InstanceCall { message, given, connection, stays, pending } = work;
+        let InstanceCall { message, given, connection, stays, pending, trace, queue } = work;
+        if let Some(trace) = &trace {
+            trace.end(queue);
+        }
         let loaded = &self.server.functions[self.function];
-        let (result, is_broken) = self.instance.context.carry(loaded, self.instance.own, message);
+        let (result, is_broken) =
+            self.instance.context.carry(loaded, self.instance.own, message, trace.clone());
         let result = result.and_then(|message| used(&given).map(|()| message));
         let fault = match &result {
             Ok(_) => None,
@@ -133,7 +147,7 @@ impl Running {
                 Ok(message) => Reply::result(message),
                 Err(error) => Reply::raised(&error, &loaded.library),
             };
-            finish(&pending, &connection, stays, &reply);
+            finish(&pending, &connection, stays, &reply.of(trace.as_ref()));
         }
         if let Some(fault) = fault {
             self.server.end_by(&loaded.name, fault);

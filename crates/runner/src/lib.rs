@@ -23,6 +23,7 @@ mod pool;
 mod reply;
 mod report;
 mod server;
+mod trace;
 mod tree;
 
 use std::ffi::{CStr, OsString, c_char, c_int};

@@ -2,8 +2,11 @@
 
 use std::io::{self, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 
 use rekindle_function::{Error, Value, message};
+
+use crate::trace::Trace;
 
 /// Up to this size an answer is one write.
 const ONE_WRITE: usize = 1 << 16;
@@ -21,17 +24,21 @@ pub enum Kind {
     Misunderstood,
     /// It takes no references, and nothing was done.
     Untaken,
+    /// The message needs a later version than there is here, and nothing was done.
+    Later,
 }
 
 #[derive(Debug)]
 pub struct Reply {
     kind: Kind,
     body: Vec<u8>,
+    /// Where the time went.
+    trace: Option<Arc<Trace>>,
 }
 
 impl Reply {
     pub fn result(message: Vec<u8>) -> Reply {
-        Reply { kind: Kind::Result, body: message }
+        Reply { kind: Kind::Result, body: message, trace: None }
     }
 
     /// An exception, of a type of Python's if that has one of this name.
@@ -49,13 +56,18 @@ impl Reply {
             field("traceback", traceback.into()),
         ]);
         match message::encode(&described) {
-            Ok(body) => Reply { kind: Kind::Raised, body },
+            Ok(body) => Reply { kind: Kind::Raised, body, trace: None },
             Err(error) => Reply::say(Kind::Misunderstood, &error.text),
         }
     }
 
     pub fn say(kind: Kind, sentence: &str) -> Reply {
-        Reply { kind, body: format!("{sentence}\n").into_bytes() }
+        Reply { kind, body: format!("{sentence}\n").into_bytes(), trace: None }
+    }
+
+    /// With where the time went until it is written.
+    pub fn of(self, trace: Option<&Arc<Trace>>) -> Reply {
+        Reply { trace: trace.cloned(), ..self }
     }
 
     /// Writes it; `stays` says whether the connection does.
@@ -67,14 +79,21 @@ impl Reply {
             Kind::Unknown => ("404 Not Found", "unknown"),
             Kind::Misunderstood => ("400 Bad Request", "misunderstood"),
             Kind::Untaken => ("409 Conflict", "untaken"),
+            Kind::Later => ("409 Conflict", "later"),
         };
         let content = match self.kind {
             Kind::Result | Kind::Raised => "application/x-rekindle",
             _ => "text/plain; charset=utf-8",
         };
+        let version = match self.kind {
+            Kind::Later => format!("Rekindle-Message: {}\r\n", message::VERSION),
+            _ => String::new(),
+        };
+        let spans = self.trace.as_ref().map(|trace| trace.told()).filter(|told| !told.is_empty());
+        let spans = spans.map(|told| format!("Rekindle-Spans: {told}\r\n")).unwrap_or_default();
         let end = if stays { "" } else { "Connection: close\r\n" };
         let mut head = format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {content}\r\nContent-Length: {}\r\nX-Rekindle: {name}\r\n{end}\r\n",
+            "HTTP/1.1 {status}\r\nContent-Type: {content}\r\nContent-Length: {}\r\nX-Rekindle: {name}\r\n{version}{spans}{end}\r\n",
             self.body.len()
         )
         .into_bytes();

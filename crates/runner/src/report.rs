@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use rekindle_function::message;
 use serde_json::json;
 
 use crate::Error;
@@ -11,7 +12,7 @@ use crate::Error;
 pub fn tell(file: Option<&Path>, functions: Result<&[&str], &Error>) {
     let Some(file) = file else { return };
     let said = match functions {
-        Ok(names) => json!({"ready": true, "functions": names}),
+        Ok(names) => json!({"ready": true, "functions": names, "message": message::VERSION}),
         Err(error) => json!({"error": error.to_string(), "traceback": ""}),
     };
     if let Err(error) = write(file, &said.to_string()) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 use rekindle_function::driver::{Context as Gpu, Failed, driver};
-use rekindle_function::{Value, abi};
+use rekindle_function::{Value, abi, message};
 
 use crate::Error;
 use crate::arguments::Arguments;
@@ -147,6 +147,7 @@ impl Server {
         ]);
         Value::Dictionary(vec![
             field("methods", Value::List(names.collect())),
+            field("message", u64::from(message::VERSION).into()),
             field("timeout", self.timeout.as_secs_f64().into()),
             field("retries", retries),
             field("instances", instances),

@@ -55,7 +55,10 @@ fn checks() -> String {
         get,
         drop,
         data,
-        problem
+        problem,
+        message_in,
+        span_begin,
+        span_end
     );
     fields!(checks, abi::Call, "struct rekindle_call", api);
     for (name, value) in [

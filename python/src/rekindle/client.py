@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from http.client import CONFLICT
 from typing import Any
 
 from rekindle import tracing
 from rekindle.address import Service
-from rekindle.codec import CONTENT_TYPE, decode, encode
+from rekindle.both import begin
+from rekindle.codec import CONTENT_TYPE, FIRST, decode, encode
 from rekindle.connections import Answer, Connections, Lost, NotSent, Pieces
 from rekindle.errors import (
     CallError,
@@ -34,8 +39,12 @@ KIND = "X-Rekindle"
 RESULT, RAISED, TIMED_OUT, UNKNOWN, MISUNDERSTOOD = "result", "raised", "timeout", "unknown", "misunderstood"
 # It takes no references to arrays of the caller's, and has done nothing.
 LEFT = "untaken"
-# Seconds until references are tried again where none were taken.
-BY_BYTES = 60.0
+# It understands no messages of the version that the call needs, and has done nothing; the gateway says so without a kind.
+LATER = "later"
+# Of calls: the version that the message needs, if that is not the first; of answers to what needs a later one: the latest that is understood.
+MESSAGE = "Rekindle-Message"
+# Seconds until what was not taken is tried again: references, or messages of a later version.
+AGAIN = 60.0
 
 CALL, ABOUT, READY = "/-/call/", "/-/about", "/-/ready"
 
@@ -52,6 +61,29 @@ class Untaken(Exception):
     """The call was not begun, for its arrays are not taken by reference."""
 
 
+class Later(Exception):
+    """The call was not begun, for its message needs a later version than the function understands."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that is carried out later, or let go: one of both is to be done."""
+
+    carry_out: Callable[[], Any]
+    let_go: Callable[[], None]
+
+    def begin(self) -> Future[Any]:
+        """In a thread."""
+        try:
+            future = begin(self.carry_out)
+        except BaseException:
+            self.let_go()
+            raise
+        # One that is called off before it has a thread is not carried out.
+        future.add_done_callback(lambda ended: self.let_go() if ended.cancelled() else None)
+        return future
+
+
 class Client:
     """Calls to one service."""
 
@@ -62,6 +94,8 @@ class Client:
         self.data: dict[str, str] = {}
         # Until then arrays go by their bytes.
         self.by_bytes = 0.0
+        # Until then messages are of the first version.
+        self.first = 0.0
 
     def with_data(self, urls: Mapping[str, str]) -> Client:
         """One that names these objects with each call, by the same connections."""
@@ -71,7 +105,26 @@ class Client:
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False, handing_on: HandingOn | None = None) -> Any:
         """The result. One who is patient waits for a place among those who wait."""
+        return self.carry_out(method, self.passing(args, kwargs, handing_on), patient)
+
+    def prepare(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False) -> Prepared:
+        """A call with what the arguments are now. Raises for what cannot be sent."""
+        passing = self.passing(args, kwargs, None)
+        try:
+            passing.settle()
+            encode(passing.given())
+        except BaseException:
+            passing.end()
+            raise
+        return Prepared(functools.partial(self.carry_out, method, passing, patient), passing.end)
+
+    def passing(self, args: tuple[Any, ...], kwargs: dict[str, Any], handing_on: HandingOn | None) -> Passing:
         passing = Passing(args, kwargs, handing_on, by_bytes=time.monotonic() < self.by_bytes)
+        if time.monotonic() < self.first:
+            passing.be_first()
+        return passing
+
+    def carry_out(self, method: str, passing: Passing, patient: bool) -> Any:
         try:
             return passing.result(self.persist(method, passing, patient))
         finally:
@@ -83,12 +136,18 @@ class Client:
         failures = 0
         while True:
             try:
-                return self.once(method, body)
+                return self.once(method, body, passing.version)
             except Untaken as untaken:
                 if passing.by_bytes:
                     raise CallError(f"{self.service.full_name}.{method} was not called: {untaken}") from untaken
-                self.by_bytes = time.monotonic() + BY_BYTES
+                self.by_bytes = time.monotonic() + AGAIN
                 passing.refuse()
+                body = encode(passing.given())
+                continue
+            except Later as later:
+                if not passing.be_first():
+                    raise CallError(f"{self.service.full_name}.{method} was not called: {later}") from later
+                self.first = time.monotonic() + AGAIN
                 body = encode(passing.given())
                 continue
             except Exception as error:
@@ -125,10 +184,11 @@ class Client:
                 return NONE
         return self.retries
 
-    def once(self, method: str, body: Pieces) -> Any:
+    def once(self, method: str, body: Pieces, version: int) -> Any:
         name = f"{self.service.full_name}.{method}"
+        needs = {MESSAGE: str(version)} if version > FIRST else {}
         try:
-            answer = self.connections.request("POST", CALL + method, body, {"Content-Type": CONTENT_TYPE, **self.data, **tracing.headers()})
+            answer = self.connections.request("POST", CALL + method, body, {"Content-Type": CONTENT_TYPE, **needs, **self.data, **tracing.headers()})
         except NotSent as error:
             raise UnavailableError(f"{name} was not called: {error}") from error
         except Lost as error:
@@ -151,6 +211,8 @@ def result(name: str, answer: Answer) -> Any:
     said = answer.body[:1000].decode(errors="replace").strip()
     if kind == LEFT:
         raise Untaken(said)
+    if kind == LATER or (kind is None and answer.status == CONFLICT and MESSAGE in answer.headers):
+        raise Later(said)
     if kind == TIMED_OUT:
         raise FunctionTimeoutError(said)
     if kind == UNKNOWN:

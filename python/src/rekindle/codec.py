@@ -5,6 +5,9 @@ A message is a tree in msgpack, and behind it the bytes of its arrays, which are
     "RKM1"  size of the tree (u32)  tree ┄ array ┄ array ┄      each ┄ fills up to a multiple of 64 bytes
 
 All numbers are little-endian. The tree is `[value, [bytes of each array]]`. Types that msgpack lacks are extensions.
+
+There are versions of what calls may have in them. In the first there are no arrays of the caller's GPU (`ON_GPU`), nor the fields
+`held` and `place` of `HandingOn`. A call says which version it needs, and a function which it understands (`client`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from rekindle.errors import SerializationError
 from rekindle.exchange import Ref
 
 CONTENT_TYPE = "application/x-rekindle"
+
+# The latest that this package understands, and the first, which all do.
+VERSION, FIRST = 2, 1
 
 MAGIC = b"RKM1"
 HEAD = len(MAGIC) + 4
@@ -135,7 +141,9 @@ def decode_tree(view: memoryview, on_gpu: list[Ref | Contents]) -> Any:
             on_gpu.append(Contents(dtype, tuple(shape), buffers[index]))
             return on_gpu[-1]
         if code not in (ARRAY, SCALAR):
-            raise ValueError(f"it has an extension {code}, which is not known")
+            raise ValueError(
+                f"it has an extension {code}, which is none up to version {VERSION}; deploy again what was called, by the package that calls it"
+            )
         index, description, shape = unpack(data)
         array = arrays.from_contents(buffers[index], description, shape)
         return array[()] if code == SCALAR else array

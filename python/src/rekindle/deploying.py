@@ -71,23 +71,23 @@ def deploy(file: Path, tenant: str | None = None, *, has_base: bool = True) -> d
     app = load_user(file)
     app.tenant = tenant or app.tenant
     check_tenant(app)
-    images: dict[str, list[str]] = {}
+    made: dict[str, making.Made] = {}
     rows = []
     try:
         for name, declaration in app.declarations.items():
             base = (making.base_for(declaration) or frameworks.base_for(app, declaration, file)) if has_base else declaration.limits.base
-            images[name] = making.make(declaration, file.resolve(), base or None)
+            made[name] = making.make(declaration, file.resolve(), base or None)
         before = services(app)
         for name, declaration in app.declarations.items():
             with interrupts.held():
-                row = serve(app, declaration, images[name], before.get(declaration.service.full_name))
+                row = serve(app, declaration, made[name], before.get(declaration.service.full_name))
                 # It is the service's from now on.
-                del images[name]
+                del made[name]
             functions = {"functions": list(declaration.functions)} if isinstance(declaration, native.Native) else {}
             rows.append({"name": name, "call": call_of(app, declaration), **row, **functions})
     finally:
         with interrupts.held():
-            for image in itertools.chain(*images.values()):
+            for image in itertools.chain(*(one.images for one in made.values())):
                 with contextlib.suppress(CommandError):
                     command.ask("rmi", image)
     gone = [name for name in before if name not in {row["service"] for row in rows}]
@@ -141,13 +141,14 @@ def check_tenant(app: App) -> None:
         raise DeclarationError(f"there is no tenant named {app.tenant!r}; make it by `rekindle tenant create {app.tenant}`")
 
 
-def serve(app: App, declaration: Declaration, images: list[str], before: dict[str, Any] | None) -> dict[str, Any]:
+def serve(app: App, declaration: Declaration, made: making.Made, before: dict[str, Any] | None) -> dict[str, Any]:
     """Requests of a service that is there go over to the new image; none fails."""
     name, limits = declaration.service.full_name, declaration.limits
     port = [] if before and limits.is_any_port else ["--port", limits.port]
-    image, *further = images
+    image, *further = made.images
     variants = [word for other in further for word in ("--variant", other)]
-    options = ("--tenant", owner(app), *port, *variants, *limits.serve_options(), *declaration.data_options(), *declaration.slot_options())
+    message = ("--message", made.message)
+    options = ("--tenant", owner(app), *message, *port, *variants, *limits.serve_options(), *declaration.data_options(), *declaration.slot_options())
     row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *options)
     return {"service": name, "image": image, "variants": further, "address": row["address"], "port": row["port"]}
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import rekindle.serving
 from rekindle import command, frameworks, interrupts
+from rekindle.codec import FIRST
 from rekindle.declaration import Declaration
 from rekindle.errors import CommandError, Error
 from rekindle.native import Native
@@ -40,15 +42,23 @@ def new_name(declaration: Declaration) -> str:
     return f"{owner}{service.full_name}@{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
 
 
-def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:
-    """The names of the new images: as many as there are to be variants, each of a start of its own, all at once. Whatever
-    fails, nothing is left."""
+@dataclass
+class Made:
+    """The names of new images of a declaration, as many as there are to be variants, and the version of messages that their programs understand."""
+
+    images: list[str]
+    message: int
+
+
+def make(declaration: Declaration, file: Path, base: str | None) -> Made:
+    """The images, each of a start of its own, all at once. Whatever fails, nothing is left."""
     first = new_name(declaration)
     images = [first, *(f"{first}.{number}" for number in range(2, declaration.limits.variants + 1))]
     sandboxes = {image: f"{image} in the making" for image in images}
     gpu = declaration.limits.gpu
     options = [*(["--gpu", gpu] if gpu else []), *declaration.limits.run_options(), *(["--from", base] if base else [])]
     warnings: list[str] = []
+    messages: list[int] = []
     with tempfile.TemporaryDirectory(prefix="rekindle-", dir=place()) as directory:
         reports = {image: Path(directory, f"report-{number}.json") for number, image in enumerate(images)}
         try:
@@ -58,6 +68,7 @@ def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:
                     command.ask("run", "-d", "--name", sandboxes[image], "--network", "private", *options, "--", *program)
             for image in images:
                 said = wait(declaration, sandboxes[image], reports[image])
+                messages.append(said.get("message", FIRST))
                 if isinstance(declaration, Native):
                     declaration.functions[:] = said["functions"]
             for image in images:
@@ -72,7 +83,7 @@ def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:
             raise
     for warning in dict.fromkeys(warnings):
         print(f"rekindle: warning: {warning}", file=sys.stderr)
-    return images
+    return Made(images, min(messages))
 
 
 def program_of(declaration: Declaration, file: Path, report: Path) -> list[object]:

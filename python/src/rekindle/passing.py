@@ -10,14 +10,17 @@ What cannot be taken where it comes to is sent again by its bytes; nothing was c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rekindle import arrays, driver, exchange
+from rekindle.codec import FIRST
 from rekindle.device_array import DTYPES, Contents, DeviceArray, size_of
 from rekindle.errors import RefAccessError, RefNodeError, RefNotFoundError, RefUnavailableError, SerializationError
 from rekindle.exchange import Ref, Source
 
+# The version of messages with arrays of the caller's GPU in them.
+WITH_ARRAYS = 2
 # From so many bytes on an array is handed on where it lies; below, its bytes take no longer.
 LEAST = 512 << 10
 # Seconds that a result waits for who wants it, should that one fail.
@@ -44,6 +47,17 @@ class HandingOn:
     held: bool = False
     place: str | None = None
 
+    @classmethod
+    def of(cls, said: dict[str, Any]) -> HandingOn:
+        """As a call says it. What later packages add without a version of its own can be left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in said.items() if name in known})
+
+    def said(self) -> dict[str, Any]:
+        """As a call says it: what is as it is by default is left out, and packages that do not know it need not."""
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        return {field.name: value for field, value in values if value != field.default}
+
     def put(self, value: Any, given: list[int]) -> Any:
         """The value of a call, with references in place of such arrays in it, which are counted in `given`."""
         if not self.uses:
@@ -67,7 +81,10 @@ class HandingOn:
 
 
 class Passing:
-    """The arguments of one call, and its result."""
+    """The arguments of one call, and its result.
+
+    A call that goes on beside its caller's program has its arguments settled: what is sent is what they are now.
+    """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], handing_on: HandingOn | None, *, by_bytes: bool = False) -> None:
         self.args, self.kwargs = args, kwargs
@@ -79,6 +96,7 @@ class Passing:
         # What is kept until the call's end, however often it is tried.
         self.held: list[Ref] = []
         self.sent: Any = None
+        self.is_settled = False
 
     def given(self) -> list[Any]:
         """The message's value."""
@@ -86,7 +104,7 @@ class Passing:
             both = (self.args, self.kwargs)
             self.sent = changed(both, self.give) if self.takes_result else both
         args, kwargs = self.sent
-        return [list(args), kwargs, *([asdict(self.how)] if self.how else [])]
+        return [list(args), kwargs, *([self.how.said()] if self.how else [])]
 
     def give(self, value: Any) -> Any:
         source = source_of(value)
@@ -97,6 +115,20 @@ class Passing:
         self.held.append(replace(exchange.keep(source, exchange.EXPIRY, 0), given=True))
         return self.held[-1]
 
+    @property
+    def version(self) -> int:
+        """Which messages the function has to understand."""
+        return WITH_ARRAYS if self.takes_result else FIRST
+
+    def be_first(self) -> bool:
+        """It is to be a message of the first version, with arrays of NumPy's. False: it is one already."""
+        if not self.takes_result:
+            return False
+        self.begin_anew()
+        self.args, self.kwargs = changed((self.args, self.kwargs), lambda one: one.array() if type(one) is Contents else one)
+        self.takes_result, self.how = False, None
+        return True
+
     def tried(self) -> bool:
         """All of it may have been carried out. Whether what is sent is another message from now on."""
         if self.how is None or self.how.again:
@@ -106,8 +138,28 @@ class Passing:
 
     def refuse(self) -> None:
         """References are not taken: its arrays go by their bytes from now on."""
+        self.begin_anew()
+        self.by_bytes = True
+
+    def settle(self) -> None:
+        """Whatever becomes of the arguments from now on, what is sent is as they are. Raises for what cannot be sent."""
+        self.given()
+        self.args, self.kwargs = self.sent = changed(self.sent, copied)
+        self.is_settled = True
+
+    def begin_anew(self) -> None:
+        """What was made of the arguments is not wanted. Of those that are settled there is nothing else."""
+        if self.is_settled:
+            self.args, self.kwargs = changed((self.args, self.kwargs), self.taken_back)
         self.end()
-        self.by_bytes, self.sent = True, None
+        self.sent = None
+
+    def taken_back(self, value: Any) -> Any:
+        """The bytes of an array that was put for this call."""
+        if type(value) is not Ref or value not in self.held:
+            return value
+        array = exchange.get(value)
+        return contents_of(Source(array.address, array.dtype, array.shape, True, array), array)
 
     def result(self, value: Any) -> Any:
         if not self.takes_result:
@@ -122,6 +174,19 @@ class Passing:
         """Nobody wants the arguments any more. Those who still have them keep them."""
         exchange.drop_all(self.held)
         self.held = []
+
+
+def copied(value: Any) -> Any:
+    """What is sent of a value that its owner may change."""
+    if type(value) in (Ref, Contents):
+        return value
+    if type(value) in (bytearray, memoryview):
+        return bytes(value)
+    if type(value) is set:
+        return set(value)
+    array = arrays.as_array(value)
+    # A scalar of NumPy's cannot be changed, and is to stay one.
+    return value if array is None or not hasattr(value, "__setitem__") else array.copy()
 
 
 def changed(value: Any, change: Callable[[Any], Any]) -> Any:

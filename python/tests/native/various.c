@@ -186,23 +186,35 @@ static int forget(rekindle_call *call, void *shared, void *own) {
     return rekindle_drop(call, rekindle_arguments(call, &count));
 }
 
-/* loaded(NAME): the bytes of declared data. */
+/* loaded(NAME, LATER): the bytes of declared data. LATER: it is the copy that waits for them. */
 static int loaded(rekindle_call *call, void *shared, void *own) {
     (void)shared, (void)own;
     size_t count;
     const rekindle_value *given = rekindle_arguments(call, &count);
-    const rekindle_value *data = rekindle_data(call, given[0].data, 1);
+    const rekindle_value *data = rekindle_data(call, given[0].data, count < 2 || !given[1].integer);
     if (!data) {
         const char *type = "", *text = rekindle_problem(call, &type);
         rekindle_log(call, text);
         return REKINDLE_FAILED;
     }
     void *copy = malloc(data->size);
+    uint64_t begin = rekindle_span_begin(call);
     int code = cuMemcpyDtoH_v2(copy, (uint64_t)data->integer, data->size);
+    rekindle_span_end(call, "copy", begin);
     rekindle_value array = rekindle_array(data->dtype, data->dimensions, data->shape, copy, data->size);
     int done = code ? rekindle_fail(call, "GpuError", "no copy") : rekindle_give(call, &array);
     free(copy);
     return done;
+}
+
+/* message(VERSION): the message of this call as a library has it that reads up to this version; 0: that cannot say so. */
+static int message(rekindle_call *call, void *shared, void *own) {
+    (void)shared, (void)own;
+    size_t count;
+    int64_t version = rekindle_arguments(call, &count)[0].integer;
+    rekindle_value bytes = rekindle_value_of(REKINDLE_BYTES);
+    bytes.data = version ? rekindle_message_in(call, (uint32_t)version, &bytes.size) : rekindle_message(call, &bytes.size);
+    return rekindle_give(call, &bytes);
 }
 
 static const rekindle_function functions[] = {
@@ -220,5 +232,6 @@ static const rekindle_function functions[] = {
     {.name = "fetch", .call = fetch},
     {.name = "forget", .call = forget},
     {.name = "loaded", .call = loaded},
+    {.name = "message", .call = message},
 };
 REKINDLE_LIBRARY(functions);

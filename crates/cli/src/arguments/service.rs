@@ -77,6 +77,10 @@ pub struct ServiceArguments {
     /// weights=s3://BUCKET/. May be given again, for one name too; none: no more.
     #[arg(long, value_name = "NAME[=BEGINNING]|none", value_parser = data_slot)]
     data_slot: Vec<String>,
+    /// The latest version of calls' messages that the image's program understands, as it says where it is deployed (1). Said of an
+    /// image, not of the service: another one is not told.
+    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u32).range(1..))]
+    message: Option<u32>,
     /// Have so many of the requests go to the image, such as 10%, and the others where they go: until the image is served
     /// without this, or the other one is.
     #[arg(long, value_name = "SHARE", value_parser = share)]
@@ -157,6 +161,7 @@ impl ServiceArguments {
             stages,
             context_ms,
             canary: self.canary,
+            message: self.message,
             tls: match (self.no_tls, self.tls_certificate, self.tls_key) {
                 (false, Some(certificate), Some(key)) => {
                     Some(TlsRequest::With(TlsFiles { certificate, key }))

@@ -352,14 +352,12 @@ fn source(
     let objects = daemon.data.sizes(&data);
     let whose = Whose { gpu: gpu.as_deref(), sharers: tenant.as_deref(), service };
     let need = memory::need(&image, &metadata, &whose, objects)?;
-    let kept_variants = || {
-        let same = kept.filter(|record| {
-            (&record.source.image, &record.source.id) == (&name.to_string(), &image.manifest().id)
-        });
-        same.map(|record| record.source.variants.clone()).unwrap_or_default()
-    };
+    // What was said of the image, and not of the service.
+    let same = kept.filter(|record| {
+        (&record.source.image, &record.source.id) == (&name.to_string(), &image.manifest().id)
+    });
     let variants = match request.variants.as_slice() {
-        [] => kept_variants(),
+        [] => same.map(|record| record.source.variants.clone()).unwrap_or_default(),
         named => variants::find(daemon, (name, metadata.all_slices()), tenant.as_deref(), named)?,
     };
     Ok(Source {
@@ -374,6 +372,7 @@ fn source(
         gpu,
         data,
         data_slots,
+        message: request.message.or_else(|| same.and_then(|record| record.source.message)),
         level: request.level.or(kept.map(|record| record.source.level)).unwrap_or(Level::Host),
     })
 }

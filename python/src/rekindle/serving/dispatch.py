@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle import tracing
-from rekindle.client import ABOUT, CALL, KIND, LEFT, MISUNDERSTOOD, RAISED, READY, RESULT, TIMED_OUT, UNKNOWN
-from rekindle.codec import CONTENT_TYPE, decode, encode
+from rekindle.client import ABOUT, CALL, KIND, LATER, LEFT, MESSAGE, MISUNDERSTOOD, RAISED, READY, RESULT, TIMED_OUT, UNKNOWN
+from rekindle.codec import CONTENT_TYPE, FIRST, VERSION, decode, encode
 from rekindle.connections import Pieces
 from rekindle.errors import DataError, SerializationError
 from rekindle.named_data import named_in
@@ -20,7 +20,7 @@ from rekindle.serving.failures import Late, Raised, Unknown, Untaken
 from rekindle.serving.target import Target
 
 TEXT = "text/plain; charset=utf-8"
-STATUSES = {RESULT: 200, RAISED: 500, TIMED_OUT: 504, UNKNOWN: 404, MISUNDERSTOOD: 400, LEFT: 409}
+STATUSES = {RESULT: 200, RAISED: 500, TIMED_OUT: 504, UNKNOWN: 404, MISUNDERSTOOD: 400, LEFT: 409, LATER: 409}
 # All that is Rekindle's lies beneath; the rest is an ASGI application's.
 OWN = "/-/"
 
@@ -43,11 +43,20 @@ class Reply:
     def headers(self) -> list[tuple[str, str]]:
         content = CONTENT_TYPE if self.kind in (RESULT, RAISED) else TEXT
         length = sum(memoryview(piece).nbytes for piece in self.pieces)
-        return [("Content-Type", content), ("Content-Length", str(length)), (KIND, self.kind), *self.spans]
+        version = [(MESSAGE, str(VERSION))] if self.kind == LATER else []
+        return [("Content-Type", content), ("Content-Length", str(length)), (KIND, self.kind), *version, *self.spans]
 
 
 def say(kind: str, sentence: str) -> Reply:
     return Reply(kind, [f"{sentence}\n".encode()])
+
+
+def version_in(headers: Headers) -> int:
+    """That the message of a call needs."""
+    said = next((value for name, value in headers if name == MESSAGE.lower()), str(FIRST))
+    if not said.isdigit():
+        raise SerializationError(f"{MESSAGE} is {said!r}; send the number of a version")
+    return int(said)
 
 
 class Dispatch:
@@ -71,6 +80,10 @@ class Dispatch:
                 await self.wake()
                 return Reply(RESULT, encode(True))
             if method == "POST" and path.startswith(CALL):
+                needed = version_in(headers)
+                if needed > VERSION:
+                    name = self.target.declaration.service.full_name
+                    return say(LATER, f"{name} understands messages up to version {VERSION}, and the call needs version {needed}; deploy it again")
                 return await self.call(path.removeprefix(CALL), body, named_in(headers))
             return say(UNKNOWN, f"{method} {path} is nothing that a function of Rekindle's answers; call it by the package rekindle")
         except (DataError, SerializationError) as error:
@@ -84,7 +97,7 @@ class Dispatch:
     async def call(self, name: str, body: bytes | bytearray, named: Sequence[str]) -> Reply:
         on_gpu: list[Any] = []
         args, kwargs, *how = decode(body, on_gpu)
-        handing_on = HandingOn(**how[0]) if how else None
+        handing_on = HandingOn.of(how[0]) if how else None
         await self.wake()
         try:
             async with self.target.with_data(named):
@@ -110,4 +123,4 @@ class Dispatch:
             raise
 
     def about(self) -> dict[str, object]:
-        return {"methods": list(self.target.methods), **self.target.limits.described()}
+        return {"methods": list(self.target.methods), "message": VERSION, **self.target.limits.described()}

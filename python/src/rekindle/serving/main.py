@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.client import ABOUT
-from rekindle.codec import decode, encode
+from rekindle.codec import VERSION, decode, encode
 from rekindle.declaration import Declaration
 from rekindle.errors import Error
 from rekindle.loading import load
@@ -59,7 +59,7 @@ async def serve(declaration: Declaration, file: str, report: Path) -> int:
     except BaseException as error:
         tell(report, **problem(file, declaration.service.name, error))
         return 1
-    tell(report, ready=True)
+    tell(report, ready=True, message=VERSION)
     await over.wait()
     # An instance that could not enter has nothing to leave.
     if max(codes):
