@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import sys
+import time
 import types
 
 import numpy
@@ -114,6 +115,45 @@ def test_the_array_is_held_until_the_call_ends_and_mapped_by_whoever_has_it(node
         node.is_empty()
 
 
+# Of arrays of COUNT, 10, 3 and 10 numbers.
+SUMS = [int(GIVEN.sum(dtype="int64")), 45, 3, 45]
+
+
+@pytest.mark.parametrize("way", ["spawn", "map"])
+def test_what_is_sent_is_what_the_arguments_were_when_the_call_was_begun(node, way):
+    assert node.find("Caller").changed_after.remote(COUNT, way=way) == SUMS
+    node.is_empty()
+
+
+def test_a_call_that_cannot_be_sent_raises_at_once_and_leaves_nothing(node):
+    assert node.find("Caller").unsendable.remote(COUNT) == ["SerializationError"]
+    node.is_empty()
+    with pytest.raises(package.SerializationError, match="builtins.object cannot be sent"):
+        node.find("Taker").sums.spawn(object())
+
+
+def test_a_call_that_is_called_off_before_it_is_carried_out_leaves_nothing(node):
+    assert node.find("Caller").called_off.remote(COUNT)
+    node.is_empty()
+
+
+def test_arrays_of_a_call_whose_caller_was_killed_go_when_they_expire(node):
+    mark = node.deployer.mark("abandoned")
+    call = node.find("Caller").abandoned.spawn(COUNT, mark, 2.0)
+    node.deployer.held("abandoned")
+    node.deployer.held("abandoned-caller")
+    assert node.counts() == (1, 1, ROOM, 0)
+    (instance,) = node.deployer.service("passing-Caller")["instances"]
+    node.rekindle("kill", instance["name"])
+    with pytest.raises(package.InstanceLostError):
+        call.get()
+    # Whoever has it keeps it, however long that takes.
+    time.sleep(2.5)
+    assert node.counts()[1:] == (1, ROOM, 0)
+    node.deployer.let_go("abandoned")
+    node.is_empty()
+
+
 def test_a_call_that_fails_or_takes_too_long_leaves_nothing(node):
     caller = node.find("Caller")
     with pytest.raises(ValueError, match="DeviceArray"):
@@ -180,6 +220,9 @@ def test_a_function_of_another_app_has_them_by_their_bytes(tmp_path):
         # The first time a reference was tried, and refused before anything was done.
         (refused, *carried_out) = node.sizes("others-Taker", 3)
         assert refused[0] < LITTLE and all(sent > BYTES and answered > BYTES for sent, answered in carried_out)
+        assert node.counts() == node.counts("app:others") == (0, 0, 0, 0)
+        # The bytes of one whose arrays are others by then are those that were put.
+        assert caller.changed_after.remote(COUNT, "others") == SUMS
         assert node.counts() == node.counts("app:others") == (0, 0, 0, 0)
         # Within the app it stays by reference.
         assert caller.double.remote(COUNT)[0] == "DeviceArray" and node.sizes("passing-Taker", 1)[0][0] < LITTLE

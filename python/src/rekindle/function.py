@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from rekindle.address import Service
-from rekindle.both import Both, begin, result_of
+from rekindle.both import Both, result_of
 from rekindle.client import Client
 
 P = ParamSpec("P")
@@ -59,15 +59,15 @@ class FunctionCall(Generic[R]):
 class Map(Generic[R]):
     """Calls with one argument after the other, several at once, results in the arguments' order."""
 
-    def __init__(self, call: Callable[..., R]) -> None:
-        self.call = call
+    def __init__(self, begin: Callable[..., Future[R]]) -> None:
+        self.begin = begin
 
     def __call__(self, *inputs: Iterable[Any], window: int = WINDOW, return_exceptions: bool = False) -> Iterator[R]:
         """With `return_exceptions` an exception stands in the place of its result. `window` calls are under way at most."""
         under_way: deque[Future[R]] = deque()
         try:
             for arguments in zip(*inputs, strict=False):
-                under_way.append(begin(functools.partial(self.call, *arguments)))
+                under_way.append(self.begun(arguments))
                 if len(under_way) >= max(1, window):
                     yield outcome(under_way.popleft(), return_exceptions)
             while under_way:
@@ -76,14 +76,28 @@ class Map(Generic[R]):
             for future in under_way:
                 future.cancel()
 
+    def begun(self, arguments: tuple[Any, ...]) -> Future[R]:
+        """A call with what the arguments are now. What cannot be sent is what it comes to."""
+        try:
+            return self.begin(*arguments)
+        except Exception as error:
+            failed: Future[R] = Future()
+            failed.set_exception(error)
+            return failed
+
     async def aio(self, *inputs: Iterable[Any], window: int = WINDOW, return_exceptions: bool = False) -> AsyncIterator[R]:
         under_way: deque[Future[R]] = deque()
-        following = functools.partial(next, zip(*inputs, strict=False), None)
+        given = zip(*inputs, strict=False)
+
+        def following() -> Future[R] | None:
+            arguments = next(given, None)
+            return None if arguments is None else self.begun(arguments)
+
         # What is mapped may wait for anything before it has the next one, calls too: it has a thread for itself.
         its_thread = ThreadPoolExecutor(1, "rekindle-map")
         try:
-            while (given := await result_of(its_thread.submit(contextvars.copy_context().run, following))) is not None:
-                under_way.append(begin(functools.partial(self.call, *given)))
+            while (begun := await result_of(its_thread.submit(contextvars.copy_context().run, following))) is not None:
+                under_way.append(begun)
                 if len(under_way) >= max(1, window):
                     yield await outcome_in_loop(under_way.popleft(), return_exceptions)
             while under_way:
@@ -131,6 +145,10 @@ class Function(Generic[P, R]):
     def call(self, patient: bool, *args: Any, **kwargs: Any) -> R:
         return cast(R, self.client.call(self.name, args, kwargs, patient))
 
+    def begin(self, patient: bool, *args: Any, **kwargs: Any) -> Future[R]:
+        """Has it called, with what the arguments are now."""
+        return self.client.prepare(self.name, args, kwargs, patient).begin()
+
     @property
     def remote(self) -> Both[P, R]:
         """Calls it and waits for its result."""
@@ -138,7 +156,7 @@ class Function(Generic[P, R]):
 
     @property
     def map(self) -> Map[R]:
-        return Map(functools.partial(self.call, True))
+        return Map(functools.partial(self.begin, True))
 
     def with_data(self, **urls: str) -> Function[P, R]:
         """The same function, whose calls have other objects for data that is declared with `override`:
@@ -146,8 +164,8 @@ class Function(Generic[P, R]):
         return WithData(self, urls)
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
-        """Calls it, and leaves the result for later."""
-        return FunctionCall(begin(functools.partial(self.remote, *args, **kwargs)))
+        """Calls it with what the arguments are now, and leaves the result for later."""
+        return FunctionCall(self.begin(False, *args, **kwargs))
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs it in this program."""

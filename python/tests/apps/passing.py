@@ -1,8 +1,11 @@
 """Functions that call others with arrays on the GPU."""
 
+import contextlib
 import os
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from unittest import mock
 
 import numpy
 import rekindle
@@ -67,6 +70,12 @@ class Taking(Both):
     def held(self, array, mark):
         hold(mark)
         return int(array.copy_to_host().sum(dtype="int64"))
+
+    @rekindle.method()
+    def sums(self, array, host, more):
+        return [
+            int(numpy.asarray(one.copy_to_host() if hasattr(one, "copy_to_host") else one).sum(dtype="int64")) for one in (array, host, *more["b"])
+        ]
 
     @rekindle.method()
     def half(self, count):
@@ -143,6 +152,55 @@ class Caller(Both):
     @rekindle.method()
     def spawned(self, count, mark):
         call = Taker().held.spawn(made(count), mark)
+        return call.get()
+
+    @rekindle.method()
+    def changed_after(self, count, app="passing", way="spawn"):
+        """The call is carried out when all of its arrays are others."""
+        taker = rekindle.Cls.from_name(app, "Taker")()
+        own, small, host, more = made(count), made(10), numpy.arange(10), {"b": [numpy.arange(3)]}
+        begun = []
+
+        def begin(function):
+            begun.append((function, Future()))
+            return begun[-1][1]
+
+        with mock.patch.object(rekindle.client, "begin", begin):
+            if way == "spawn":
+                call = taker.sums.spawn(own, host, more | {"b": [*more["b"], small]})
+            else:
+                results = taker.sums.map([own], [host], [more | {"b": [*more["b"], small]}], window=1)
+                call = rekindle.both.begin(lambda: next(results))
+                while not begun and not call.done():
+                    time.sleep(0.01)
+        for one in (own, small):
+            one.copy_to_device(numpy.zeros(one.shape, one.dtype))
+        host[:] = more["b"][0][:] = 0
+        more["b"].clear()
+        ((function, future),) = begun
+        future.set_result(function())
+        return call.get() if way == "spawn" else call.result()
+
+    @rekindle.method()
+    def unsendable(self, count):
+        """What is put of a call that cannot be sent goes at once."""
+        with contextlib.suppress(rekindle.SerializationError):
+            Taker().sums.spawn(made(count), object())
+            return "nothing was raised"
+        return [type(one).__name__ for one in Taker().sums.map([made(count)], [object()], return_exceptions=True)]
+
+    @rekindle.method()
+    def called_off(self, count):
+        with mock.patch.object(rekindle.client, "begin", lambda function: Future()):
+            call = Taker().double.spawn(made(count))
+            return call.future.cancel()
+
+    @rekindle.method()
+    def abandoned(self, count, mark, seconds):
+        """Whoever tests ends this instance meanwhile."""
+        rekindle.exchange.EXPIRY = seconds
+        call = Taker().held.spawn(made(count), mark)
+        hold(mark + "-caller")
         return call.get()
 
     @rekindle.method()

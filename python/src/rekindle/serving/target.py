@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rekindle import tracing
+from rekindle import exchange, tracing
 from rekindle.declaration import Declaration
 from rekindle.errors import DataError, RefNotFoundError
 from rekindle.exchange import Ref, end_uses
@@ -109,9 +109,19 @@ class Target:
             if handing_on is None:
                 return await self.carry_out(name, args, kwargs)
             used: list[Ref] = []
-            if has_arrays:
-                args, kwargs = await self.take(name, args, kwargs, handing_on, used)
-            return await self.hand_on(name, args, kwargs, handing_on, used)
+            try:
+                if has_arrays:
+                    args, kwargs = await self.take(name, args, kwargs, handing_on, used)
+                return await self.hand_on(name, args, kwargs, handing_on, used)
+            except BaseException:
+                # Of a call that failed, took too long or whose caller has gone: its frames have the arrays, and are part of a cycle.
+                if used or not handing_on.held:
+                    asyncio.get_running_loop().call_soon(gc.collect)
+                raise
+            finally:
+                # The caller lets go of its arrays, not of the copies that were made of them here.
+                if used and handing_on.held and handing_on.place != exchange.place():
+                    self.threads.submit(end_uses, used)
         finally:
             self.under_way -= 1
             self.places.release()
@@ -146,14 +156,7 @@ class Target:
     async def hand_on(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn, used: list[Ref]) -> Any:
         """What was taken, and is not held by the caller, has a use, which is over when the call has a result, or a while later if
         it may be made again; of all its tries the first that has one ends it."""
-        try:
-            value = await self.carry_out(name, args, kwargs)
-        except Raised:
-            # Its frames have the arrays, and are part of a cycle once it is answered.
-            if used or not handing_on.held:
-                asyncio.get_running_loop().call_soon(gc.collect)
-            raise
-
+        value = await self.carry_out(name, args, kwargs)
         if type(value) in PLAIN and not used:
             return value
         retries = self.limits.retries
