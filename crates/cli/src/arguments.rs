@@ -30,7 +30,7 @@ pub use sandbox::{
     LimitArguments, NetworkArguments, PortionArguments, SandboxArguments, SettingArguments,
     TerminalArguments, VolumeArguments,
 };
-pub use service::{ScaleArguments, ServiceArguments, StagesArgument, TenantArgument};
+pub use service::{ScaleArguments, ServiceArguments, StagesArgument, TenantArgument, WorkflowArguments};
 pub use tenant::TenantCommand;
 
 use crate::completion;
@@ -202,7 +202,20 @@ pub enum Command {
         #[command(flatten)]
         service: ServiceArguments,
     },
-    /// List services: their instances by stage, and their requests.
+    /// Have HTTP requests that come to a port go through a workflow: calls of services, each with results of others.
+    ///
+    /// `rekindle deploy` serves those of an app. With the name of a workflow that is there, requests that come from then on go
+    /// through the new one.
+    ServeWorkflow {
+        /// The graph (JSON), as docs/architecture/workflows.md has it.
+        graph: PathBuf,
+        /// Name of the workflow. No service has it.
+        #[arg(long)]
+        name: String,
+        #[command(flatten)]
+        workflow: WorkflowArguments,
+    },
+    /// List services and workflows: their instances by stage, and their requests.
     Services {
         /// Those of this tenant alone; none: those of nobody.
         #[arg(long, value_name = "TENANT|none", add = ArgValueCandidates::new(completion::tenants))]

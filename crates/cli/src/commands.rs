@@ -11,9 +11,12 @@ use std::process::ExitCode;
 use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
+use rekindle_protocol::service::WorkflowRequest;
 use serde_json::{Value, json};
 
-use crate::arguments::{Arguments, Command, PortionArguments, ScaleArguments, StopArguments, TenantArgument};
+use crate::arguments::{
+    Arguments, Command, PortionArguments, ScaleArguments, StopArguments, TenantArgument, WorkflowArguments,
+};
 use crate::connection::{beside, listen, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::Output;
@@ -21,7 +24,7 @@ use crate::functions::{self, DaemonAddress, PackageCommand};
 use crate::settings::Settings;
 use crate::{
     archive, completion, copy, desktop, exec, filter, nodes, pages, profile, show, stats, tenant, terminal,
-    trace,
+    trace, workflow,
 };
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
@@ -94,6 +97,12 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Serve { image, name, service } => {
             let service = Box::new(service.request());
             let answer = simply_ask(&paths, &Request::Serve { name, image, service })?;
+            printer.print(&answer, || show::address(&answer));
+        }
+        Command::ServeWorkflow { graph, name, workflow: WorkflowArguments { port, tenant } } => {
+            let TenantArgument { tenant } = tenant;
+            let workflow = Box::new(WorkflowRequest { port, tenant, graph: workflow::read(&graph)? });
+            let answer = simply_ask(&paths, &Request::ServeWorkflow { name, workflow })?;
             printer.print(&answer, || show::address(&answer));
         }
         Command::Services { tenant } => {

@@ -80,13 +80,13 @@ pub fn nodes() -> Vec<CompletionCandidate> {
     candidates(all.iter().filter_map(|node| node["name"].as_str().map(str::to_string)))
 }
 
-/// Names of services, of the tenant that the line has.
+/// Names of services and workflows, of the tenant that the line has.
 pub fn services() -> Vec<CompletionCandidate> {
     let words: Vec<_> = std::env::args_os().collect();
     let tenant = named(&words, "--tenant").and_then(|tenant| tenant.to_str().map(str::to_string));
     let answer = ask(Request::Services { tenant }).unwrap_or_default();
-    let all = answer["services"].as_array().cloned().unwrap_or_default();
-    candidates(all.iter().filter_map(|service| service["name"].as_str().map(str::to_string)))
+    let all = ["services", "workflows"].into_iter().filter_map(|kind| answer[kind].as_array()).flatten();
+    candidates(all.filter_map(|service| service["name"].as_str().map(str::to_string)))
 }
 
 /// Names of tenants.

@@ -44,6 +44,8 @@ pub enum Error {
     Python { python: String, source: io::Error },
     #[error("the settings in {} cannot be used: {reason}", file.display())]
     Settings { file: PathBuf, reason: String },
+    #[error("the graph in {} cannot be used: {why}; name a file that has one", file.display())]
+    Graph { file: PathBuf, why: String },
     #[error("cannot {action} {}: {source}", path.display())]
     File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot {action}: {source}")]

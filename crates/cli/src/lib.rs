@@ -31,6 +31,7 @@ mod tenant;
 mod terminal;
 mod trace;
 mod user_spec;
+mod workflow;
 
 use std::process::ExitCode;
 

@@ -186,6 +186,11 @@ impl Entry {
         }
     }
 
+    /// It is carried out, by no instance of its own.
+    pub fn begun(&mut self) {
+        self.sent = Some(Instant::now());
+    }
+
     /// It goes to this instance.
     pub fn sent_to(&mut self, instance: &str) {
         self.record.instance = Some(instance.to_string());

@@ -16,6 +16,7 @@
 mod access;
 mod canary;
 mod connection;
+mod directory;
 mod gateway;
 mod headers;
 mod history;
@@ -39,6 +40,7 @@ mod tally;
 mod tenant;
 mod tls;
 mod upstream;
+mod workflow;
 
 pub use access::{Access, Record, RequestAttempt, Span, Watch};
 pub use canary::Canary;
@@ -56,3 +58,4 @@ pub use tally::{Tally, durations};
 pub use tenant::{Membership, Tenant, Tenants, Token};
 pub use tls::{Tls, TlsError};
 pub use tokio::net::TcpSocket;
+pub use workflow::{Workflow, WorkflowView};

@@ -18,5 +18,9 @@ pub const CERTIFICATE_TIME: Duration = Duration::from_secs(1);
 pub const STREAMS: u32 = 256;
 /// What is carried at a time of a connection that is no HTTP any more: bytes.
 pub const PIECE: usize = 32 << 10;
+/// Of a workflow's request, or of what one of its steps has answered: bytes. It is in memory whole.
+pub const MESSAGE: usize = 1 << 30;
+/// How many calls a step has at once that is one for each element.
+pub const WINDOW: usize = 32;
 /// How long nobody is let in after that failed, as it does without descriptors.
 pub const PAUSE: Duration = Duration::from_millis(100);

@@ -16,10 +16,11 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::access::Access;
 use crate::connection::{Failure, converse};
+use crate::directory::Served;
 use crate::limits;
-use crate::proxy::{Client, answer};
-use crate::service::Service;
+use crate::proxy::{self, Client};
 use crate::tls::Tls;
+use crate::workflow;
 
 /// What those who come speak TLS with; none: they do not.
 pub type Security = Arc<Mutex<Option<Arc<Tls>>>>;
@@ -83,14 +84,14 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    pub fn begin(runtime: &Handle, door: Door, service: Arc<Service>, needs: ListenerOptions) -> Listener {
+    pub fn begin(runtime: &Handle, door: Door, served: Served, needs: ListenerOptions) -> Listener {
         let (stop, stopped) = oneshot::channel();
         let (closes, closed) = channel();
         runtime.spawn(async move {
             match OpenDoor::open(door) {
-                Ok(door) => serve((door, closes), stopped, service, needs).await,
+                Ok(door) => serve((door, closes), stopped, served, needs).await,
                 Err(error) => {
-                    log::error!("the port of the service {} cannot be served: {error}", service.name)
+                    log::error!("the port of {} cannot be served: {error}", served.name())
                 }
             }
         });
@@ -101,7 +102,7 @@ impl Listener {
 async fn serve(
     open: (OpenDoor, Sender<()>),
     mut stopped: oneshot::Receiver<()>,
-    service: Arc<Service>,
+    served: Served,
     ListenerOptions { room, tls, access, proxies }: ListenerOptions,
 ) {
     let (open_to_more, stopping) = watch::channel(());
@@ -116,9 +117,9 @@ async fn serve(
         };
         match come {
             Ok(guest) => {
-                let (service, stopping) = (service.clone(), stopping.clone());
+                let (served, stopping) = (served.clone(), stopping.clone());
                 let tls = tls.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let target = ClientTarget { service, access: access.clone(), proxies: proxies.clone() };
+                let target = ClientTarget { served, access: access.clone(), proxies: proxies.clone() };
                 tokio::spawn(async move {
                     if let Err(error) = welcome(guest, target, tls, stopping).await {
                         log::debug!("a client's connection ended: {error}");
@@ -127,7 +128,7 @@ async fn serve(
                 });
             }
             Err(error) => {
-                log::warn!("the next client of the service {} waits: {error}", service.name);
+                log::warn!("the next client of {} waits: {error}", served.name());
                 sleep(limits::PAUSE).await;
             }
         }
@@ -135,9 +136,9 @@ async fn serve(
     drop((open, open_to_more));
 }
 
-/// The service that clients come to, who is told of their requests, and which of them are known proxies.
+/// What clients come to, who is told of their requests, and which of them are known proxies.
 struct ClientTarget {
-    service: Arc<Service>,
+    served: Served,
     access: Option<Access>,
     proxies: Arc<[IpNet]>,
 }
@@ -167,10 +168,18 @@ async fn welcome(
 
 async fn attend(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    ClientTarget { service, access, .. }: ClientTarget,
+    ClientTarget { served, access, .. }: ClientTarget,
     client: Client,
     stopping: watch::Receiver<()>,
 ) -> Result<(), Failure> {
-    let ask = move |request| answer(service.clone(), client, access.clone(), request);
+    let ask = move |request| {
+        let (served, access) = (served.clone(), access.clone());
+        async move {
+            match served {
+                Served::Service(service) => proxy::answer(service, client, access, request).await,
+                Served::Workflow(flow) => workflow::answer(flow, client, access, request).await,
+            }
+        }
+    };
     converse(stream, ask, stopping, limits::REST_TIME).await
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http_body_util::{Either, Empty};
+use http_body_util::Either;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::HeaderValue;
 use hyper::upgrade::{OnUpgrade, on};
@@ -28,6 +28,7 @@ use crate::refusal::{Answer, denied, refused, say};
 use crate::relay::Relay;
 use crate::service::{Service, Verdict};
 use crate::upstream::{Body, Connection, Failure};
+use crate::workflow::Pieces;
 
 /// Who asks.
 #[derive(Clone, Copy)]
@@ -75,6 +76,32 @@ async fn attempt(
         let sentence = format!("the service {:?} makes no connections to elsewhere", service.name.name);
         return say(StatusCode::METHOD_NOT_ALLOWED, sentence);
     }
+    let upgrade = headers::wanted_upgrade(request.headers());
+    let upgraded = upgrade.is_some().then(|| on(&mut request));
+    let request = forwarded(request, client, upgrade.as_ref(), entry);
+    deliver(service, request, upgraded, entry).await
+}
+
+/// Answers a request of the gateway's own, and tells of it as of any other. Its client has been let in.
+pub async fn answer_within(
+    service: Arc<Service>,
+    client: Client,
+    access: Option<Access>,
+    mut request: Request<Body>,
+) -> Response<Logged> {
+    let asked = RequestOrigin { service: &service.name, tally: service.tally() };
+    let mut entry = Entry::begin(asked, client.ip, &mut request, access);
+    let answer = deliver(service, request, None, &mut entry).await;
+    entry.answered(answer)
+}
+
+/// Has an instance answer a request that is as that gets it.
+async fn deliver(
+    service: Arc<Service>,
+    request: Request<Body>,
+    upgraded: Option<OnUpgrade>,
+    entry: &mut Entry,
+) -> Answer {
     let came = Instant::now();
     let mut canary = service.canary().filter(|canary| canary.takes_next());
     let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
@@ -83,9 +110,6 @@ async fn attempt(
         Err(refusal) => return refusal.answer(),
     };
     let needed = message_version::needed(request.headers());
-    let upgrade = headers::wanted_upgrade(request.headers());
-    let upgraded = upgrade.is_some().then(|| on(&mut request));
-    let request = forwarded(request, client, upgrade.as_ref(), entry);
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let mut again = (is_safe && request.body().is_end_stream()).then(|| copy(&request));
     let (mut unsent, counts) = (Some(request), entry.counts());
@@ -184,14 +208,17 @@ fn forwarded(
     headers::forward(&mut head.headers, &head.uri, client, upgrade.cloned());
     head.uri = headers::target(&head.uri);
     head.version = Version::HTTP_11;
-    let body =
-        if body.is_end_stream() { Either::Right(Empty::new()) } else { Either::Left(entry.counted(body)) };
+    let body = if body.is_end_stream() {
+        Either::Right(Pieces::default())
+    } else {
+        Either::Left(entry.counted(body))
+    };
     Request::from_parts(head, body)
 }
 
 /// The same without a body.
 fn copy(request: &Request<Body>) -> Request<Body> {
-    let mut copy = Request::new(Either::Right(Empty::new()));
+    let mut copy = Request::new(Either::Right(Pieces::default()));
     *copy.method_mut() = request.method().clone();
     *copy.uri_mut() = request.uri().clone();
     *copy.headers_mut() = request.headers().clone();

@@ -68,7 +68,7 @@ pub fn denied(service: &str, why: Denial) -> Answer {
 }
 
 /// Says when to come again: in whole seconds, and never at once.
-fn later(status: StatusCode, sentence: String, again: Duration) -> Answer {
+pub fn later(status: StatusCode, sentence: String, again: Duration) -> Answer {
     let mut answer = say(status, sentence);
     let seconds = again.as_secs() + u64::from(again.subsec_nanos() > 0);
     answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));

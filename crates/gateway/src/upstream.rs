@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Either, Empty, Limited};
+use http_body_util::{BodyExt, Either, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::header::HOST;
@@ -21,14 +20,15 @@ use crate::limits;
 use crate::maker::Instance;
 use crate::message_version;
 use crate::plan::Source;
+use crate::workflow::Pieces;
 
 /// How often a program that does not listen yet is asked.
 const EVERY: Duration = Duration::from_millis(2);
 /// How often one is that has to answer a request.
 const EVERY_PATH: Duration = Duration::from_millis(20);
 
-/// What goes to a program: a client's body, or none.
-pub type Body = Either<CountedBody, Empty<Bytes>>;
+/// What goes to a program: a client's body, or one of the gateway's own.
+pub type Body = Either<CountedBody, Pieces>;
 pub type Connection = SendRequest<Body>;
 
 pub struct Upstream {
@@ -82,7 +82,7 @@ impl Upstream {
 
     async fn succeeds(&self, connection: &mut Connection, path: Option<&str>) -> bool {
         let Some(path) = path else { return true };
-        let request = Request::get(path).header(HOST, "localhost").body(Either::Right(Empty::new()));
+        let request = Request::get(path).header(HOST, "localhost").body(Either::Right(Pieces::default()));
         let Ok(request) = request else { return false };
         match connection.send_request(request).await {
             // What it says with it is of no interest; without it the connection can be used again.

@@ -5,7 +5,7 @@ import { bytes, clock, span } from "./words.js";
 import { showServices } from "./services.js";
 import { showLegend, showTimeline } from "./timeline.js";
 import { showGpus } from "./gpus.js";
-import { showImages, showSandboxes } from "./tables.js";
+import { showImages, showSandboxes, showWorkflows } from "./tables.js";
 
 const EVERY_MS = 1000;
 const LIMIT_MS = 8000;
@@ -49,6 +49,8 @@ function show(state) {
   showSums(state);
   showServices(byId("services"), state);
   hide(byId("services-none"), state.services.length > 0);
+  showWorkflows(byId("workflows"), state);
+  hide(byId("workflows-shown"), state.workflows.length === 0);
   const lanes = showTimeline(byId("timeline"), byId("timeline-span"), state);
   showLegend(byId("legend"), lanes > 0);
   hide(byId("timeline-none"), lanes > 0);

@@ -1,7 +1,7 @@
-// Sandboxes and images, a row each.
+// Workflows, sandboxes and images, a row each.
 
 import { attribute, each, element, text } from "./dom.js";
-import { ago, bytes, serviceWord } from "./words.js";
+import { ago, bytes, micros, serviceWord } from "./words.js";
 
 /** A table of things; of each column its title and what it shows, and whether that is a number. */
 function table(where, things, key, columns, kind) {
@@ -20,6 +20,21 @@ function table(where, things, key, columns, kind) {
     if (row.className !== kind(thing)) row.className = kind(thing);
     columns.forEach(([, value], index) => text(row.children[index], value(thing)));
   });
+}
+
+export function showWorkflows(where, state) {
+  const columns = [
+    ["name", serviceWord],
+    ["steps", (one) => one.steps.map((step) => step.name).join(", ")],
+    ["port", (one) => one.port, true],
+    ["under way", (one) => one.in_flight, true],
+    ["served", (one) => one.served, true],
+    ["failed", (one) => one.failed, true],
+    ["refused", (one) => one.refused, true],
+    ["p50", (one) => (one.latency ? micros(one.latency.p50_us) : "–"), true],
+    ["problem", (one) => one.problem ?? ""],
+  ];
+  table(where, state.workflows, serviceWord, columns, (one) => (one.problem ? "ill" : ""));
 }
 
 export function showSandboxes(where, state) {

@@ -11,7 +11,7 @@
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //! | command line ↔ sandbox's init, for a terminal | a Unix socket, packets | [`terminal`] |
 //!
-//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`service`], what is asked of services, [`service_name`], how they are told apart, [`data_slot`], what requests to them may name, [`mending`], what is kept for the loss of a worker, [`tuning`], switches that they read, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, [`peer`], who sends them, [`maps`], what the kernel says of their memory, and [`memory_file`], memory that they hand on.
+//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`service`], what is asked of services, [`workflow`], what they do one after the other, [`service_name`], how they are told apart, [`data_slot`], what requests to them may name, [`mending`], what is kept for the loss of a worker, [`tuning`], switches that they read, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, [`peer`], who sends them, [`maps`], what the kernel says of their memory, and [`memory_file`], memory that they hand on.
 
 pub mod client;
 pub mod daemon;
@@ -37,3 +37,4 @@ pub mod tenant;
 pub mod terminal;
 pub mod tuning;
 pub mod worker;
+pub mod workflow;

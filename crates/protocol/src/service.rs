@@ -9,6 +9,7 @@ use crate::daemon::Level;
 use crate::data_slot::DataSlot;
 use crate::network::Port;
 use crate::worker::ShareMemory;
+use crate::workflow::Graph;
 
 /// What is asked of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +69,16 @@ pub struct ServiceRequest {
     /// Whether clients speak TLS.
     #[serde(default)]
     pub tls: Option<TlsRequest>,
+}
+
+/// What is asked of a workflow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkflowRequest {
+    /// Where clients come; where they do already, or a port that is free, if none is given.
+    pub port: Option<Port>,
+    /// Whose it is: its clients need a token of that tenant. [`NOBODY`](crate::tenant::NOBODY): nobody's.
+    pub tenant: Option<String>,
+    pub graph: Graph,
 }
 
 /// How long an instance sleeps at a level before it goes on to the next one, or ends.

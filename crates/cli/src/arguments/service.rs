@@ -96,6 +96,17 @@ pub struct ServiceArguments {
     no_tls: bool,
 }
 
+/// What is said of a workflow beside its graph.
+#[derive(Debug, Args)]
+pub struct WorkflowArguments {
+    /// Where clients come: a TCP port of this machine's, at all its addresses or one; where they do already, or one of
+    /// 127.0.0.1 that is free, if none is given.
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
+    pub port: Option<Port>,
+    #[command(flatten)]
+    pub tenant: TenantArgument,
+}
+
 /// Whose service is meant.
 #[derive(Debug, Args)]
 pub struct TenantArgument {

@@ -37,6 +37,7 @@ pub fn services(answer: &Value) -> String {
         }
     }
     let mut shown = table.trim_fmt();
+    shown.extend(workflows(answer).map(|workflows| format!("\n\n{workflows}")));
     let limit = answer["memory"]["limit_bytes"].as_u64();
     for (gpu, used) in answer["memory"]["used_bytes"].as_object().into_iter().flatten() {
         let used = bytes(used.as_u64().unwrap_or_default());
@@ -45,6 +46,28 @@ pub fn services(answer: &Value) -> String {
         }
     }
     shown
+}
+
+/// Workflows, if there are any.
+fn workflows(answer: &Value) -> Option<String> {
+    let all = answer["workflows"].as_array().filter(|all| !all.is_empty())?;
+    let columns =
+        ["WORKFLOW", "TENANT", "ADDRESS", "STEPS", "IN FLIGHT", "SERVED", "FAILED", "REFUSED", "PROBLEM"];
+    let mut table = table(&columns);
+    for one in all {
+        table.add_row([
+            text(&one["name"]),
+            text(&one["tenant"]),
+            address(one),
+            one["steps"].as_array().map_or(0, Vec::len).to_string(),
+            one["in_flight"].to_string(),
+            one["served"].to_string(),
+            one["failed"].to_string(),
+            one["refused"].to_string(),
+            text(&one["problem"]),
+        ]);
+    }
+    Some(table.trim_fmt())
 }
 
 fn service_row(row: &Value, [name, tenant, image, address]: [String; 4], problem: String) -> [String; 12] {

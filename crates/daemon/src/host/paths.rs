@@ -91,6 +91,7 @@ impl Paths {
             &self.state,
             &self.sandboxes(),
             &self.services(),
+            &self.workflows(),
             &self.service_sockets(),
             &self.tenants(),
             &self.logs(),
@@ -133,6 +134,10 @@ impl Paths {
 
     pub fn services(&self) -> PathBuf {
         self.state.join("services")
+    }
+
+    pub fn workflows(&self) -> PathBuf {
+        self.state.join("workflows")
     }
 
     /// Where programs of this machine come to services that reach no port. Not below `runs`: a sandbox has a `/dev/shm` of its own.

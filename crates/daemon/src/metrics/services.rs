@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use prometheus_client::registry::Unit;
-use rekindle_gateway::{Service, ServiceView, Stage, Tally};
+use rekindle_gateway::{Service, ServiceView, Stage, Tally, Workflow};
 use rekindle_protocol::service_name::ServiceName;
 
 use super::families::{Families, word};
@@ -34,7 +34,7 @@ impl ServiceMetrics {
 
     /// Which service's requests.
     fn asked(&self) -> [(&'static str, &str); 2] {
-        [("service", &self.name.name), ("tenant", self.name.tenant.as_deref().unwrap_or_default())]
+        labels(&self.name)
     }
 
     /// Which image's instances.
@@ -42,6 +42,22 @@ impl ServiceMetrics {
         let [service, tenant] = self.asked();
         [service, tenant, ("canary", self.canary)]
     }
+}
+
+/// What requests come to: a service or a workflow.
+struct Asked<'a> {
+    name: &'a ServiceName,
+    tally: &'a Tally,
+}
+
+impl Asked<'_> {
+    fn labels(&self) -> [(&'static str, &str); 2] {
+        labels(self.name)
+    }
+}
+
+fn labels(name: &ServiceName) -> [(&'static str, &str); 2] {
+    [("service", &name.name), ("tenant", name.tenant.as_deref().unwrap_or_default())]
 }
 
 pub fn tell(families: &mut Families, daemon: &Daemon) {
@@ -52,7 +68,9 @@ pub fn tell(families: &mut Families, daemon: &Daemon) {
     let canary =
         |service: &Arc<Service>| Some(ServiceMetrics::new(daemon, &service.canary()?.service, Some(service)));
     let canaries: Vec<ServiceMetrics> = all.iter().filter_map(canary).collect();
-    tell_of_requests(families, &services);
+    let workflows = daemon.gateway.workflows();
+    tell_of_requests(families, &services, &workflows);
+    tell_of_workflows(families, &workflows);
     tell_of_instances(families, &services, &canaries);
     if let Some(lost) = daemon.access_log.as_ref().map(|log| log.lost()) {
         let help = "Lines that the access log lacks, for it was too slow or its disk full.";
@@ -69,19 +87,22 @@ fn tell_of_spans(families: &mut Families, daemon: &Daemon) {
     families.counter("traced_requests_dropped", None, help).count(&[], tally.dropped.get());
 }
 
-fn tell_of_requests(families: &mut Families, services: &[ServiceMetrics]) {
+fn tell_of_requests(families: &mut Families, services: &[ServiceMetrics], workflows: &[Arc<Workflow>]) {
+    let of_services = services.iter().map(|one| Asked { name: &one.name, tally: &one.tally });
+    let of_workflows = workflows.iter().map(|one| Asked { name: &one.name, tally: one.tally() });
+    let asked: Vec<Asked<'_>> = of_services.chain(of_workflows).collect();
     let help = "Requests that are through, by the status of their answer; none: the client had gone before.";
     let family = families.counter("service_requests", None, help);
-    for one in services {
+    for one in &asked {
         for (class, count) in one.tally.answers() {
-            family.count(&[&one.asked()[..], &[("status", class.name())]].concat(), count);
+            family.count(&[&one.labels()[..], &[("status", class.name())]].concat(), count);
         }
     }
     let help = "Requests that were sent to no instance, by the reason.";
     let family = families.counter("service_rejections", None, help);
-    for one in services {
+    for one in &asked {
         for (reason, count) in one.tally.rejections() {
-            family.count(&[&one.asked()[..], &[("reason", reason.name())]].concat(), count);
+            family.count(&[&one.labels()[..], &[("reason", reason.name())]].concat(), count);
         }
     }
     let help = "Requests that were sent to a further instance, for one had gone.";
@@ -93,7 +114,7 @@ fn tell_of_requests(families: &mut Families, services: &[ServiceMetrics]) {
     let help =
         "How long requests took that an instance had, from when they came until their answer was through.";
     let family = families.durations("service_request", help);
-    services.iter().for_each(|one| family.took(&one.asked(), &one.tally.whole));
+    asked.iter().for_each(|one| family.took(&one.labels(), &one.tally.whole));
     let family = families.gauge("service_queue_limit", None, "How many requests may wait.");
     services.iter().for_each(|one| family.is(&one.asked(), one.shown.plan.queue.into()));
     let family = families.gauge("service_instances_limit", None, "How many instances there may be.");
@@ -101,6 +122,17 @@ fn tell_of_requests(families: &mut Families, services: &[ServiceMetrics]) {
     let help = "Whether something is wrong that `rekindle services` tells.";
     let family = families.gauge("service_problem", None, help);
     services.iter().for_each(|one| family.is(&one.asked(), one.problem.into()));
+}
+
+fn tell_of_workflows(families: &mut Families, workflows: &[Arc<Workflow>]) {
+    let help = "Requests that are under way in workflows.";
+    let family = families.gauge("workflow_in_flight", None, help);
+    workflows.iter().for_each(|one| family.is(&labels(&one.name), one.in_flight().into()));
+    let family = families.gauge("workflow_limit", None, "How many requests may be under way in a workflow.");
+    workflows.iter().for_each(|one| family.is(&labels(&one.name), one.graph().most.into()));
+    let help = "Whether a service is not there that a workflow calls.";
+    let family = families.gauge("workflow_problem", None, help);
+    workflows.iter().for_each(|one| family.is(&labels(&one.name), one.shown().problem.is_some().into()));
 }
 
 fn tell_of_instances(families: &mut Families, services: &[ServiceMetrics], canaries: &[ServiceMetrics]) {

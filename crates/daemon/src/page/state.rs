@@ -24,7 +24,8 @@ pub fn collect(daemon: &Daemon, images: &Images, began: SystemTime) -> Value {
             otherwise
         })
     };
-    let mut listed = known(services::list(daemon, None), json!({ "services": [], "memory": null }));
+    let mut listed =
+        known(services::list(daemon, None), json!({ "services": [], "workflows": [], "memory": null }));
     let images = known(images.shown(daemon), json!([]));
     for service in listed["services"].as_array_mut().into_iter().flatten() {
         // Where keys lie is nobody's business.
@@ -37,6 +38,7 @@ pub fn collect(daemon: &Daemon, images: &Images, began: SystemTime) -> Value {
         "now_ms": milliseconds(SystemTime::now()),
         "started_ms": milliseconds(began),
         "services": listed["services"].take(),
+        "workflows": listed["workflows"].take(),
         "service_memory": listed["memory"].take(),
         "lanes": lanes,
         "gpus": gpu_map::by_gpu(daemon),

@@ -401,6 +401,7 @@ fn answer(
         Request::AddNode { name, address, key, arrays } => nodes::add(daemon, name, address, &key, arrays)?,
         Request::RemoveNode { name } => nodes::remove(daemon, &name)?,
         Request::Serve { name, image, service } => services::serve(daemon, &name, &image, &service)?,
+        Request::ServeWorkflow { name, workflow } => services::serve_workflow(daemon, &name, &workflow)?,
         Request::Services { tenant } => services::list(daemon, tenant.as_deref())?,
         Request::Page => page::address(daemon)?,
         Request::Scale { name, tenant, min, max, stages, context_ms } => {

@@ -2,6 +2,7 @@
 
 use rekindle_gateway::{PlanError, TlsError};
 use rekindle_protocol::service_name::ServiceName;
+use rekindle_protocol::workflow::GraphError;
 
 use crate::host::records::RecordError;
 
@@ -19,6 +20,27 @@ pub enum ServiceError {
         "a service cannot be named {name:?}: expected 1 to 64 letters, digits, '.', '-' and '_', the first a letter or digit"
     )]
     BadName { name: String },
+
+    #[error(
+        "{name} is a workflow, and no service of an image; take another name, or remove it by `rekindle unserve`"
+    )]
+    IsWorkflow { name: ServiceName },
+
+    #[error(
+        "{name} is a service of an image, and no workflow; take another name, or remove it by `rekindle unserve`"
+    )]
+    IsService { name: ServiceName },
+
+    #[error("the workflow {name} cannot be as asked: {source}")]
+    BadGraph { name: ServiceName, source: GraphError },
+
+    #[error(
+        "the step {step:?} of the workflow {name} calls {service}, and may call its own tenant's services and nobody's alone"
+    )]
+    ForeignStep { name: ServiceName, step: String, service: ServiceName },
+
+    #[error("the step {step:?} of the workflow {name} calls {service}, which is not there; serve that first")]
+    NoService { name: ServiceName, step: String, service: ServiceName },
 
     #[error("the image {image:?} cannot be served: {reason}")]
     CannotServe { image: String, reason: String },

@@ -12,6 +12,8 @@ mod record;
 mod resume;
 mod socket;
 mod variants;
+mod workflow_record;
+mod workflows;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,6 +48,7 @@ use variants::PendingVariants;
 pub use error::ServiceError;
 pub use memory::{context, held};
 pub use resume::resume;
+pub use workflows::serve as serve_workflow;
 
 /// How often a command that waits is looked for, which may be gone.
 const LOOK: Duration = Duration::from_millis(200);
@@ -70,6 +73,9 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     naming::check(name)?;
     let name = &naming::meant(daemon, name, request.tenant.as_deref())?;
     let _serving = daemon.serving.take(name)?;
+    if daemon.gateway.workflow(name).is_some() {
+        return Err(ServiceError::IsWorkflow { name: name.clone() }.into());
+    }
     if let Some(share) = request.canary {
         return canary::serve(daemon, name, image, request, share);
     }
@@ -141,10 +147,10 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     let served = |source| Error::system("serve a port", source);
     daemon.gateway.secure(name, certificate).map_err(served)?;
     if let Some(listener) = listener {
-        daemon.gateway.listen(&service, listener).map_err(served)?;
+        daemon.gateway.listen(name, listener).map_err(served)?;
     }
     if former.is_none() {
-        socket::listen(daemon, &service);
+        socket::listen(daemon, name);
     }
     log::info!("the service {name} is of the image {image:?}, at port {}", record.port.port);
     Ok(shown(daemon, &service, &record))
@@ -166,10 +172,11 @@ pub fn list(daemon: &Daemon, tenant: Option<&str>) -> Result<Value> {
         .iter()
         .filter_map(|service| Some(shown(daemon, service, &records.remove(&service.name)?)))
         .collect();
+    let workflows = workflows::list(daemon, whose)?;
     let memory = daemon.gateway.memory();
     let memory = json!({ "limit_bytes": memory.limit(), "used_bytes": memory.used() });
     let access_log = daemon.access_log.as_ref().map(|log| log.shown());
-    Ok(json!({ "services": services, "memory": memory, "access_log": access_log }))
+    Ok(json!({ "services": services, "workflows": workflows, "memory": memory, "access_log": access_log }))
 }
 
 /// Names of the images that services have.
@@ -211,6 +218,9 @@ pub fn drain(
 ) -> Result<Value> {
     let name = &naming::meant(daemon, name, tenant)?;
     let _serving = daemon.serving.take(name)?;
+    if remove && let Some(workflow) = daemon.gateway.workflow(name) {
+        return workflows::remove(daemon, &workflow, now, reply);
+    }
     let service = find(daemon, name)?;
     let mut record = ServiceRecord { draining: true, ..load(daemon, name)? };
     let canary = canary::take_back(&service, &mut record);
@@ -266,6 +276,9 @@ fn make(
 }
 
 fn find(daemon: &Daemon, name: &ServiceName) -> Result<Arc<Service>> {
+    if daemon.gateway.workflow(name).is_some() {
+        return Err(ServiceError::IsWorkflow { name: name.clone() }.into());
+    }
     daemon.gateway.get(name).ok_or_else(|| ServiceError::Unknown { name: name.clone() }.into())
 }
 

@@ -27,8 +27,8 @@ pub fn whose(tenant: &str) -> Option<&str> {
 
 /// The service of this name that is meant, whether there is one or not.
 pub fn meant(daemon: &Daemon, name: &str, tenant: Option<&str>) -> Result<ServiceName> {
-    let all = daemon.gateway.all();
-    choose(all.iter().map(|service| &service.name), name, tenant).map_err(|tenants| {
+    let all = daemon.gateway.names();
+    choose(all.iter(), name, tenant).map_err(|tenants| {
         let name = name.to_string();
         ServiceError::Ambiguous { name, tenants }.into()
     })

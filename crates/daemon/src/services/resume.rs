@@ -10,7 +10,7 @@ use super::canary::{self, CanaryRecord};
 use super::instances::InstanceMaker;
 use super::memory::Whose;
 use super::record::ServiceRecord;
-use super::{certificate, listen, make, memory, record, socket, stem};
+use super::{certificate, listen, make, memory, record, socket, stem, workflows};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::records::StoredRecord;
@@ -31,6 +31,7 @@ pub fn resume(daemon: &Arc<Daemon>) -> Result<()> {
             log::error!("the service {} is not there: {error}", record.service());
         }
     }
+    workflows::resume(daemon)?;
     for sandbox in daemon.sandboxes.all() {
         let service = sandbox.record().of_service().filter(|_| sandbox.is_live());
         if service.is_some_and(|name| daemon.gateway.get(&name).is_none()) {
@@ -79,7 +80,7 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
         service.drain();
     }
     daemon.gateway.add(&service, membership);
-    socket::listen(daemon, &service);
+    socket::listen(daemon, name);
     let (daemon, name, mut record) = (daemon.clone(), name.clone(), record.clone());
     let mut listening = move || match daemon.gateway.get(&name) {
         // It was removed meanwhile, or has another port.
@@ -93,7 +94,7 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
             let heard = secured.and_then(|()| listen(&name, &mut record.port)).and_then(|listener| {
                 daemon
                     .gateway
-                    .listen(&service, listener)
+                    .listen(&service.name, listener)
                     .map_err(|source| Error::system("serve a port", source))
             });
             service.report(heard.as_ref().err().map(Error::to_string));

@@ -5,9 +5,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use rekindle_gateway::Service;
 use rekindle_protocol::service_name::ServiceName;
 
 use crate::daemon::Daemon;
@@ -24,13 +22,13 @@ pub fn place(daemon: &Daemon, name: &ServiceName) -> PathBuf {
 }
 
 /// Has programs come there. A service without one is there for all others.
-pub fn listen(daemon: &Daemon, service: &Arc<Service>) {
-    let listening = private_socket::listen(&place(daemon, &service.name)).and_then(|socket| {
-        let listening = daemon.gateway.listen_here(service, socket);
+pub fn listen(daemon: &Daemon, name: &ServiceName) {
+    let listening = private_socket::listen(&place(daemon, name)).and_then(|socket| {
+        let listening = daemon.gateway.listen_here(name, socket);
         listening.map_err(|source| Error::system("serve a socket", source))
     });
     if let Err(error) = listening {
-        log::warn!("functions cannot call the service {}: {error}", service.name);
+        log::warn!("functions cannot call {name}: {error}");
     }
 }
 

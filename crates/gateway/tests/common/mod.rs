@@ -86,7 +86,7 @@ impl Web {
         service.roll_out(source, plan()).unwrap();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        gateway.listen(&service, listener).unwrap();
+        gateway.listen(&service.name, listener).unwrap();
         Web { service, port, _gateway: gateway }
     }
 }

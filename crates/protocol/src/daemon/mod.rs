@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::network::Port;
-use crate::service::{ServiceRequest, SleepStage};
+use crate::service::{ServiceRequest, SleepStage, WorkflowRequest};
 use crate::tenant::QuotaRequest;
 
 pub use event::{Event, EventNotice, LogLine, Stream};
@@ -211,6 +211,12 @@ pub enum Request {
         image: String,
         #[serde(rename = "wish")]
         service: Box<ServiceRequest>,
+    },
+    /// Has HTTP requests that come to a port go through a graph of calls of services.
+    ServeWorkflow {
+        name: String,
+        #[serde(rename = "wish")]
+        workflow: Box<WorkflowRequest>,
     },
     /// All services, or a tenant's.
     Services {
