@@ -44,8 +44,9 @@ def begun(**environment):
         finally:
             for mark in instance.root.rglob("*.held"):
                 mark.with_suffix(".go").touch()
-            for service in instance.json("services")["services"]:
-                instance("unserve", service["name"], "--tenant", service["tenant"] or "none", "--now")
+            listed = instance.json("services")
+            for one in (*listed["workflows"], *listed["services"]):
+                instance("unserve", one["name"], "--tenant", one["tenant"] or "none", "--now")
 
 
 @pytest.fixture

@@ -72,12 +72,19 @@ class Service:
             if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
                 raise DeclarationError(f"{self.url!r} is no address of a service; give one such as http://host:8000")
             return Place(parts.hostname, parts.port or 80, takes_token=True)
-        rows = command.ask("services")["services"]
+        row = self.row()
+        socket = row.get("socket") if RUN in os.environ else None
+        return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None, socket)
+
+    def row(self) -> dict[str, Any]:
+        """What `rekindle services` says of it."""
+        asked = command.ask("services")
+        rows = [*asked["services"], *asked["workflows"]]
         # Functions without Python have one service together.
         for name in (self.full_name, f"{self.app}-{RUNNER}"):
-            if row := self.choose({row["tenant"]: row for row in rows if row["name"] == name}):
-                socket = row.get("socket") if RUN in os.environ else None
-                return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None, socket)
+            row: dict[str, Any] | None = self.choose({row["tenant"]: row for row in rows if row["name"] == name})
+            if row:
+                return row
         whose = f" for the tenant {self.tenant!r}" if self.tenant else ""
         raise NotFoundError(f"nothing is deployed as {self.name!r} of the app {self.app!r}{whose}; run `rekindle deploy` with its file")
 

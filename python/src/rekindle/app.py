@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from rekindle.address import NOBODY
+from rekindle.address import NOBODY, Service
 from rekindle.client import Client
 from rekindle.cls import Cls
 from rekindle.data import Data
 from rekindle.declaration import Declaration
+from rekindle.deployed_workflow import DeployedWorkflow
 from rekindle.errors import DeclarationError
 from rekindle.function import Function
 
@@ -35,6 +36,7 @@ class App:
             raise DeclarationError(f"{name}: the tenant is {tenant!r}; give the name of one, or None")
         self.name = name
         self.declarations: dict[str, Declaration] = {}
+        self.workflows: dict[str, DeployedWorkflow] = {}
         self.tenant = tenant
 
     def __repr__(self) -> str:
@@ -51,6 +53,8 @@ class App:
         self._tenant = tenant
         for declaration in self.declarations.values():
             declaration.service.tenant = tenant
+        for workflow in self.workflows.values():
+            workflow.service.tenant = tenant
 
     def cls(self, *, data: Mapping[str, Data] | None = None, **options: Any) -> Callable[[type[T]], Cls[T]]:
         """Declares a class with the data that it has as attributes; its options are those of `rekindle.limits.Limits`."""
@@ -74,11 +78,22 @@ class App:
 
         return decorate
 
-    def declare(self, name: str, user: Any, options: dict[str, Any], data: Mapping[str, Data] | None = None) -> Declaration:
-        if not PART.fullmatch(name):
+    def workflow(self, name: str, **options: Any) -> DeployedWorkflow:
+        """A workflow that is deployed with the app: `flow.step(...)` gives it steps. Its options are those of
+        `rekindle.deployed_workflow.Options`."""
+        self.check_name(name)
+        made = DeployedWorkflow(Service(self.name, name, tenant=self.tenant), options)
+        self.workflows[name] = made
+        return made
+
+    def check_name(self, name: str) -> None:
+        if not isinstance(name, str) or not PART.fullmatch(name):
             raise DeclarationError(f"{name!r} cannot be served; take up to 31 ASCII letters, digits and _ for its name")
-        if name in self.declarations:
+        if name in self.declarations or name in self.workflows:
             raise DeclarationError(f"the app {self.name!r} has {name!r} twice; give one another name")
+
+    def declare(self, name: str, user: Any, options: dict[str, Any], data: Mapping[str, Data] | None = None) -> Declaration:
+        self.check_name(name)
         declaration = Declaration.of(self.name, name, user, options, data or {})
         declaration.service.tenant = self.tenant
         self.declarations[name] = declaration

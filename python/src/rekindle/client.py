@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from http.client import CONFLICT
 from typing import Any
+from urllib.parse import unquote
 
 from rekindle import tracing
 from rekindle.address import Service
@@ -36,6 +37,8 @@ from rekindle.retries import NONE, Retries
 
 # What an instance says of its answer, so that it is not taken for a gateway's.
 KIND = "X-Rekindle"
+# Which step of a workflow has failed, percent-encoded.
+STEP = "X-Rekindle-Step"
 RESULT, RAISED, TIMED_OUT, UNKNOWN, MISUNDERSTOOD = "result", "raised", "timeout", "unknown", "misunderstood"
 # It takes no references to arrays of the caller's, and has done nothing.
 LEFT = "untaken"
@@ -207,7 +210,10 @@ def result(name: str, answer: Answer) -> Any:
     if kind == RESULT:
         return decode(answer.body)
     if kind == RAISED:
-        raise Rebuilt(rebuild(answer.body))
+        error = rebuild(answer.body)
+        if step := answer.headers.get(STEP):
+            error.add_note(step_note(unquote(step)))
+        raise Rebuilt(error)
     said = answer.body[:1000].decode(errors="replace").strip()
     if kind == LEFT:
         raise Untaken(said)
@@ -230,6 +236,10 @@ def result(name: str, answer: Answer) -> Any:
     if answer.status == 502:
         raise InstanceLostError(f"{name}: {said}")
     raise DeclarationError(f"{name} is answered {answer.status}, and not by a function of Rekindle's: {said[:200]}")
+
+
+def step_note(name: str) -> str:
+    return f"in the step {name!r} of a workflow"
 
 
 def again(answer: Answer) -> float:

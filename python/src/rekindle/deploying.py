@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rekindle import command, frameworks, interrupts, making, native
+from rekindle import command, deploying_workflows, frameworks, interrupts, making, native
 from rekindle.address import NOBODY, TENANT_VARIABLE, TOKEN_VARIABLE
 from rekindle.app import App
 from rekindle.client import READY
@@ -71,6 +71,7 @@ def deploy(file: Path, tenant: str | None = None, *, has_base: bool = True) -> d
     app = load_user(file)
     app.tenant = tenant or app.tenant
     check_tenant(app)
+    graphs = {name: workflow.graph() for name, workflow in app.workflows.items()}
     made: dict[str, making.Made] = {}
     rows = []
     try:
@@ -90,12 +91,20 @@ def deploy(file: Path, tenant: str | None = None, *, has_base: bool = True) -> d
             for image in itertools.chain(*(one.images for one in made.values())):
                 with contextlib.suppress(CommandError):
                     command.ask("rmi", image)
-    gone = [name for name in before if name not in {row["service"] for row in rows}]
+    former = deploying_workflows.deployed(app)
+    flows = []
+    for name, workflow in app.workflows.items():
+        with interrupts.held():
+            row = deploying_workflows.serve(workflow, graphs[name])
+        flows.append(row | {"call": call_by_name(app.name, app.tenant, name)})
+    served = {row["service"] for row in (*rows, *flows)}
+    # Those who call go before those who are called.
+    gone = [name for name in (*former, *before) if name not in served]
     with interrupts.held():
         for name in gone:
             command.ask("unserve", name, "--tenant", owner(app))
         remove_old(app, {image for row in rows for image in (row["image"], *row["variants"])}, before)
-    return {"app": app.name, "tenant": app.tenant, "services": rows, "removed": gone}
+    return {"app": app.name, "tenant": app.tenant, "services": rows, "workflows": flows, "removed": gone}
 
 
 def load_user(file: Path) -> App:
@@ -197,14 +206,20 @@ def named(app: str, tenant: str | None, name: str) -> str:
     return f'"{app}", "{name}"' + (f', tenant="{tenant}"' if tenant else "")
 
 
+def url_of(row: dict[str, Any]) -> str:
+    address = row["address"] or "0.0.0.0"
+    return f"http://{f'[{address}]' if ':' in address else address}:{row['port']}"
+
+
 def shown(deployed: dict[str, Any]) -> str:
     lines = []
     for row in deployed["services"]:
-        address = row["address"] or "0.0.0.0"
-        lines.append(f"{row['service']} is served at http://{f'[{address}]' if ':' in address else address}:{row['port']} from image {row['image']}")
+        lines.append(f"{row['service']} is served at {url_of(row)} from image {row['image']}")
         if "functions" in row:
             lines += [f"  {call_by_name(deployed['app'], deployed['tenant'], function)}" for function in row["functions"]]
         elif row["call"] != "HTTP":
             lines.append(f"  {row['call']}")
+    for row in deployed["workflows"]:
+        lines += [f"{row['service']} is a workflow of {row['steps']} steps, at {url_of(row)}", f"  {row['call']}"]
     lines += [f"{name} is no part of the app any more, and was removed" for name in deployed["removed"]]
     return "\n".join(lines)

@@ -50,7 +50,7 @@ def only_app(module: ModuleType, file: Path) -> App:
         names = " and ".join(repr(app.name) for app in apps.values())
         raise DeclarationError(f"{file} has {len(apps)} apps, {names}; keep one in a file")
     (app,) = apps.values()
-    if not app.declarations:
+    if not app.declarations and not app.workflows:
         raise DeclarationError(
             f"the app {app.name!r} of {file} has nothing to serve; decorate a class with @app.cls() or a function with @app.function()"
         )

@@ -1,15 +1,22 @@
-"""Methods and functions of an app that work on each other's results: one call in, one result out."""
+"""Methods and functions of an app that work on each other's results: one call in, one result out.
+
+`app.workflow(...)` is deployed with its app, and answered by the node (`deployed_workflow.py`). A `Workflow` of no app is followed
+here: this program calls each step.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import functools
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from rekindle.both import Both, begin
-from rekindle.errors import DeclarationError
+from rekindle.client import step_note
+from rekindle.errors import DeclarationError, SerializationError
 from rekindle.function import Function
 from rekindle.passing import EXPIRY, LEAST, HandingOn
 
@@ -21,6 +28,8 @@ class Step:
     name: str
     function: Function[..., Any]
     after: tuple[Step, ...]
+    # Those results are lists, of whose elements it has one each in a call of its own.
+    each: bool = False
 
 
 class Workflow:
@@ -42,12 +51,22 @@ class Workflow:
 
     def step(self, function: Function[..., Any], *after: Step, name: str | None = None) -> Step:
         """Calls the function with the results of these steps, in this order; with the workflow's arguments if there are none."""
+        return self.add(function, after, name, each=False)
+
+    def each(self, function: Function[..., Any], *after: Step, name: str | None = None) -> Step:
+        """Calls the function for each element of the lists that these steps give, with one of each list: several calls at once. Its
+        result is the list of theirs."""
+        if not after:
+            raise DeclarationError("a step that is one call for each element comes after others; give those whose results are the lists")
+        return self.add(function, after, name, each=True)
+
+    def add(self, function: Function[..., Any], after: tuple[Step, ...], name: str | None, *, each: bool) -> Step:
         if not isinstance(function, Function):
             raise DeclarationError(f"{function!r} is no function of an app; give a method as `Model().predict`, or what @app.function() made")
         foreign = [one.name for one in after if one not in self.steps]
         if foreign:
             raise DeclarationError(f"the steps {', '.join(foreign)} are of another workflow; give steps that this one's step() returned")
-        made = Step(name or function.name, function, after)
+        made = Step(name or function.name, function, after, each)
         self.steps.append(made)
         return made
 
@@ -61,8 +80,11 @@ class Workflow:
         last = self.last()
         results: dict[Step, Any] = {}
         for step in self.steps:
-            if step.after:
-                results[step] = step.function.local(*(results[one] for one in step.after))
+            given = [results[one] for one in step.after]
+            if step.each:
+                results[step] = [step.function.local(*one) for one in elements(step, given)]
+            elif step.after:
+                results[step] = step.function.local(*given)
             else:
                 results[step] = step.function.local(*args, **kwargs)
         return results[last]
@@ -82,6 +104,21 @@ class Workflow:
 
     def uses(self, step: Step) -> int:
         return sum(other.after.count(step) for other in self.steps)
+
+
+def elements(step: Step, given: list[Any]) -> list[tuple[Any, ...]]:
+    """The arguments of each call of a step that is one for each element."""
+    if not all(isinstance(one, list | tuple) for one in given):
+        kinds = ", ".join(type(one).__name__ for one in given)
+        raise SerializationError(
+            f"the step {step.name!r} is one call for each element, and what it comes after gave {kinds}; return a list or a tuple there"
+        )
+    lengths = [len(one) for one in given]
+    if len(set(lengths)) > 1:
+        raise SerializationError(
+            f"the step {step.name!r} has one element of each list in a call, and they have {lengths}; return lists of one length"
+        )
+    return list(zip(*given, strict=True))
 
 
 class Run:
@@ -105,15 +142,16 @@ class Run:
                 self.call(step, self.args, self.kwargs)
         return self.future
 
-    def call(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], done: Callable[[Any], None] | None = None) -> None:
         def run() -> None:
             try:
-                result = step.function.client.call(step.function.name, args, kwargs, handing_on=self.handing_on[step])
+                client = step.function.client
+                result = client.call(step.function.name, args, kwargs, patient=step.each, handing_on=self.handing_on[step])
             except BaseException as error:
-                error.add_note(f"in the step {step.name!r} of a workflow")
+                error.add_note(step_note(step.name))
                 self.fail(error)
             else:
-                self.go_on(step, result)
+                done(result) if done else self.go_on(step, result)
 
         try:
             begin(run, self.context)
@@ -131,7 +169,30 @@ class Run:
             has_failed = self.future.done()
             due = [one for one in self.steps if step in one.after and self.results.keys() >= set(one.after)]
         for one in due if not has_failed else []:
-            self.call(one, tuple(self.results[before] for before in one.after), {})
+            self.go_to(one, [self.results[before] for before in one.after])
+
+    def go_to(self, step: Step, given: list[Any]) -> None:
+        if not step.each:
+            return self.call(step, tuple(given), {})
+        try:
+            calls = elements(step, given)
+        except SerializationError as error:
+            return self.fail(error)
+        results = [None] * len(calls)
+        if not calls:
+            return self.go_on(step, results)
+        left = iter(range(len(calls) - 1, -1, -1))
+
+        def done(number: int, result: Any) -> None:
+            with self.lock:
+                results[number] = result
+                is_last = not next(left)
+            if is_last:
+                self.go_on(step, results)
+
+        for number, one in enumerate(calls):
+            self.call(step, one, {}, functools.partial(done, number))
+        return None
 
     def fail(self, error: BaseException) -> None:
         """Nothing comes of it any more, and no further step is called."""
