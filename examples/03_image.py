@@ -59,11 +59,8 @@ class Enhancer:
         return {"person": found["person"], "pixels": self.enhancer(found["picture"])}
 
 
-def workflow() -> rekindle.Workflow:
-    flow = rekindle.Workflow(least=models.LEAST)
-    picture = flow.step(Pictures().read)
-    flow.step(Enhancer().enhance, flow.step(Faces().recognise, picture))
-    return flow
+flow = app.workflow("enlarge", least=models.LEAST)
+flow.step(Enhancer().enhance, flow.step(Faces().recognise, flow.step(Pictures().read)))
 
 
 def request(seed: int) -> tuple:
@@ -72,7 +69,6 @@ def request(seed: int) -> tuple:
 
 
 if __name__ == "__main__":
-    flow = workflow()
     found = (flow.local if "--local" in sys.argv else flow.remote)(*request(7))
     pixels = found["pixels"]
     print(f"person {found['person']}, {pixels.shape[1]} × {pixels.shape[0]} pixels, {hashlib.sha256(pixels.tobytes()).hexdigest()[:16]}", flush=True)

@@ -77,11 +77,9 @@ def report(kinds: list[int], people: list[int], plates: list[str]) -> dict:
     return {"vehicles": [{"kind": kind, "plate": plate} for kind, plate in zip(kinds, plates, strict=True)], "people": people}
 
 
-def workflow() -> rekindle.Workflow:
-    flow = rekindle.Workflow(least=models.LEAST)
-    detected = flow.step(Detector().detect)
-    flow.step(report, flow.step(Vehicles().classify, detected), flow.step(People().identify, detected), flow.step(Plates().read, detected))
-    return flow
+flow = app.workflow("frame", least=models.LEAST)
+detected = flow.step(Detector().detect)
+flow.step(report, flow.step(Vehicles().classify, detected), flow.step(People().identify, detected), flow.step(Plates().read, detected))
 
 
 def request(seed: int) -> tuple:
@@ -90,7 +88,6 @@ def request(seed: int) -> tuple:
 
 
 if __name__ == "__main__":
-    flow = workflow()
     found = (flow.local if "--local" in sys.argv else flow.remote)(*request(7))
     for vehicle in found["vehicles"]:
         print(f"vehicle of kind {vehicle['kind']}, plate {vehicle['plate']}")

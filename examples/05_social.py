@@ -61,10 +61,8 @@ class Topics:
         return {"topic": int(scores.argmax()), "scores": scores, "translation": tokens}
 
 
-def workflow() -> rekindle.Workflow:
-    flow = rekindle.Workflow(least=models.LEAST)
-    flow.step(Topics().classify, flow.step(Pictures().look), flow.step(Translator().translate))
-    return flow
+flow = app.workflow("post", least=models.LEAST)
+flow.step(Topics().classify, flow.step(Pictures().look), flow.step(Translator().translate))
 
 
 def request(seed: int) -> tuple:
@@ -74,7 +72,6 @@ def request(seed: int) -> tuple:
 
 
 if __name__ == "__main__":
-    flow = workflow()
     found = (flow.local if "--local" in sys.argv else flow.remote)(*request(7))
     print(f"topic {found['topic']}, scores {' '.join(f'{score:.3f}' for score in found['scores'])}")
     print(f"translation {' '.join(map(str, found['translation']))}", flush=True)

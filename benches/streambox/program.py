@@ -108,14 +108,11 @@ def answer(connection, module, instance, message):
     """Without an instance: all of the workflow, in this thread."""
     try:
         if instance is None:
-            connection.send(("result", on_host(WORKFLOWS.setdefault(module, module.workflow()).local(*message)), {}))
+            connection.send(("result", on_host(module.flow.local(*message)), {}))
         else:
             connection.send(("result", *instance.call(*message)))
     except Exception:
         connection.send(("failed", traceback.format_exc()))
-
-
-WORKFLOWS = {}
 
 
 def main(socket, store, place, file):

@@ -4,6 +4,7 @@ import sys
 import time
 
 import rekindle
+from rekindle.workflow import Run
 from shared import module_of, used_bytes, wait_for
 
 
@@ -55,6 +56,7 @@ class Rekindle:
         return self.functions[file, name, method].remote(*arguments)
 
     def flow(self, file, workflow, arguments):
+        """One request: the node has each step called."""
         return workflow.remote(*arguments)
 
     def add(self, file, name):
@@ -89,7 +91,16 @@ class Rekindle:
 
     def stop(self):
         """On an NVIDIA GPU no context of the daemon's is left beside the programs that come next."""
+        for workflow in self.instance.json("services")["workflows"]:
+            self.instance("unserve", workflow["name"], "--now")
         for service in self.services():
             self.instance("unserve", service, "--now")
         if self.instance.gpu.startswith("nvidia"):
             self.instance("shutdown")
+
+
+class Called(Rekindle):
+    """The same, but this program has each step of a workflow called."""
+
+    def flow(self, file, workflow, arguments):
+        return Run(workflow, arguments, {}).begin().result()

@@ -1,10 +1,10 @@
-"""Workflows in four ways, from `benches/streambox/results.json`: a table for each run of the benchmark."""
+"""Workflows in several ways, from `benches/streambox/results.json`: a table for each run of the benchmark."""
 
 import statistics
 
 from tables.common import spread
 
-WAYS = ("rekindle", "processes", "mps", "streams")
+WAYS = ("rekindle", "called", "processes", "mps", "streams")
 LOADS = ("sporadic", "periodic", "bursty")
 MB = 1 << 20
 
