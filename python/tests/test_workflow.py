@@ -41,6 +41,10 @@ class Maker:
     def double(self, made):
         return scaled(made["numbers"], 2)
 
+    @rekindle.method()
+    def several(self, counts):
+        return [self.make(count) for count in counts]
+
 @app.cls(gpu="emulated", concurrency=2, max_containers=1)
 class Other:
     @rekindle.enter()
@@ -55,6 +59,10 @@ class Other:
     def join(self, doubled, tripled):
         kinds = [type(one).__name__ for one in (doubled, tripled)]
         return kinds, [cuda.to_device(one) if isinstance(one, numpy.ndarray) else one for one in (doubled, tripled)]
+
+    @rekindle.method()
+    def sums(self, arrays):
+        return [int((one.copy_to_host() if hasattr(one, "copy_to_host") else one).sum(dtype="int64")) for one in arrays]
 
     @rekindle.method()
     def fail(self, made):
@@ -166,6 +174,42 @@ def test_all_of_it_runs_in_this_program_too():
     first = flow.step(doubled)
     flow.step(pair, flow.step(doubled, first), first)
     assert flow.local(5, plus=1) == (22, 11)
+
+
+def test_each_element_of_a_list_is_a_call_here_too(deployer, parts):
+    app = package.App("here")
+    maker, other, _ = parts
+
+    @app.function()
+    def numbers(count):
+        return list(range(count))
+
+    @app.function()
+    def plus(one, more=0):
+        return one + more
+
+    flow = package.Workflow()
+    first = flow.step(numbers)
+    flow.each(plus, first, flow.each(plus, first))
+    assert flow.local(3) == [0, 2, 4] and flow.local(0) == []
+    with pytest.raises(package.DeclarationError, match="comes after others"):
+        flow.each(plus)
+    odd = package.Workflow()
+    odd.each(plus, odd.step(plus))
+    with pytest.raises(package.SerializationError, match="'plus' is one call for each element, and what it comes after gave int"):
+        odd.local(3)
+    # Of functions that are deployed.
+    for count in (FEW, MANY):
+        flow = package.Workflow()
+        made = flow.step(maker.several)
+        flow.step(other.sums, flow.each(maker.double, made))
+        assert flow.remote([count, 1]) == [2 * sum(range(count)), 0]
+    assert flow.remote([]) == []
+    wrong = package.Workflow(expiry=2)
+    wrong.each(maker.double, wrong.step(maker.make))
+    with pytest.raises(package.SerializationError, match="gave dict; return a list"):
+        wrong.remote(FEW)
+    deployer.rekindle.wait(lambda: not left(deployer), "all arrays to be used up")
 
 
 class Lossy(BaseHTTPRequestHandler):

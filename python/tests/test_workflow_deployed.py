@@ -55,6 +55,14 @@ class Maker:
         return scaled(made["numbers"], 2)
 
     @rekindle.method()
+    def double_inside(self, doubled):
+        return scaled(doubled, 2)
+
+    @rekindle.method()
+    def make_of(self, count, mark):
+        return self.make(count)
+
+    @rekindle.method()
     def parts(self, count, sizes):
         return [cuda.to_device(numpy.full(size, number, "int32")) for number, size in zip(range(count), sizes)]
 
@@ -79,20 +87,38 @@ class Other:
         host = part.copy_to_host() if hasattr(part, "copy_to_host") else part
         return type(part).__name__, int(host.sum())
 
-@app.function(concurrency=8, max_containers=1)
-def increase(number, by=1):
-    return number + by
+@app.cls(concurrency=16, max_containers=1)
+class Plain:
+    @rekindle.method()
+    def increase(self, number, by=1):
+        return number + by
 
-@app.function(concurrency=8, max_containers=1)
-def fail_on(number, at=3):
-    if number == at:
-        raise Odd(f"{number} is not wanted")
-    return number
+    @rekindle.method()
+    def fail_on(self, number, at=3):
+        if number == at:
+            raise Odd(f"{number} is not wanted")
+        return number
 
-@app.function(max_containers=1, concurrency=2)
-def wait_for(mark):
-    held(mark)
-    return mark
+    @rekindle.method()
+    def wait_for(self, mark):
+        held(mark)
+        return mark
+
+    @rekindle.method()
+    def listed(self, count):
+        return list(range(count))
+
+    @rekindle.method()
+    def mark_of(self, count, mark):
+        return mark
+
+    @rekindle.method()
+    def few(self, count):
+        return [0] * (count - 1)
+
+    @rekindle.method()
+    def pair(self, one, other):
+        return one, other
 
 @app.function(max_containers=1, retries=rekindle.Retries(2, initial_delay=0.05))
 def again(mark):
@@ -109,51 +135,76 @@ def end_here(mark):
         os._exit(3)
     return "alive"
 
-@app.function(max_containers=1)
-def listed(count):
-    return list(range(count))
+@app.cls(gpu="emulated", max_containers=1)
+class Caller:
+    @rekindle.enter()
+    def compile(self):
+        scaled(numpy.zeros(4, "int32"), 1).copy_to_host()
 
-@app.function(max_containers=1)
-def few(count):
-    return [0] * (count - 1)
+    @rekindle.method()
+    def call(self, count):
+        # It gives the workflow an array of its own, and has one of its.
+        own = scaled(numpy.arange(count, dtype="int32"), 1)
+        found = inside.remote({"numbers": own})
+        return type(found).__name__, int(found.copy_to_host().sum(dtype="int64"))
 
-@app.function(max_containers=1)
-def pair(one, other):
-    return one, other
+@app.cls(gpu="emulated", max_containers=2, retries=1)
+class Careless:
+    @rekindle.enter()
+    def compile(self):
+        scaled(numpy.zeros(4, "int32"), 1).copy_to_host()
+
+    @rekindle.method()
+    def quadruple(self, made, mark):
+        if not os.path.exists(mark + ".ended"):
+            Path(mark + ".ended").touch()
+            os._exit(3)
+        return scaled(made["numbers"], 4)
+
+plain = Plain()
 
 chain = app.workflow("chain")
-chain.step(increase, chain.step(increase, name="first"), name="second")
+chain.step(plain.increase, chain.step(plain.increase, name="first"), name="second")
+
+inside = app.workflow("inside")
+inside.step(Maker().double_inside, inside.step(Maker().double))
+
+killed = app.workflow("killed", expiry=5)
+killed.step(Careless().quadruple, killed.step(Maker().make_of), killed.step(plain.mark_of))
 
 arrays = app.workflow("arrays")
 made = arrays.step(Maker().make)
 arrays.step(Other().join, arrays.step(Maker().double, made), arrays.step(Other().triple, made))
 
 each = app.workflow("each")
-each.step(pair, each.each(increase, (numbers := each.step(listed))), each.each(pair, numbers, numbers))
+numbers = each.step(plain.listed)
+each.step(plain.pair, each.each(plain.increase, numbers), each.each(plain.pair, numbers, numbers))
 
 spread = app.workflow("spread")
 spread.each(Other().kind_and_sum, spread.step(Maker().parts))
 
 wrong = app.workflow("wrong")
-wrong.step(increase, wrong.each(fail_on, wrong.step(listed), name="the wrong one"))
+wrong.step(plain.increase, wrong.each(plain.fail_on, wrong.step(plain.listed), name="the wrong one"))
 
 waits = app.workflow("waits", timeout=1)
-waits.step(pair, (first := waits.step(wait_for)), first)
+first = waits.step(plain.wait_for)
+waits.step(plain.pair, first, first)
 
 patient = app.workflow("patient", concurrency=1)
-patient.step(increase, patient.step(wait_for), name="after")
+patient.step(again, patient.step(plain.wait_for))
 
 tried = app.workflow("tried")
-tried.step(increase, tried.step(again))
+tried.step(plain.increase, tried.step(again))
 
 uneven = app.workflow("uneven")
-uneven.each(pair, uneven.step(listed), uneven.each(increase, uneven.step(few)))
+uneven.each(plain.pair, uneven.step(plain.listed), uneven.each(plain.increase, uneven.step(plain.few)))
 
 single = app.workflow("single")
-single.each(increase, single.step(increase))
+single.each(plain.increase, single.step(plain.increase))
 
 lost = app.workflow("lost")
-lost.step(pair, (ended := lost.step(end_here)), ended)
+ended = lost.step(end_here)
+lost.step(plain.pair, ended, ended)
 """
 # Of 4 bytes each: more than what goes by value, and less.
 MANY, FEW = 400_000, 1000
@@ -215,6 +266,19 @@ def test_arrays_stay_on_the_gpu_between_steps(deployer):
     none_left(deployer)
 
 
+def test_a_function_gives_a_workflow_arrays_and_has_its_result_on_the_gpu(deployer):
+    call = package.Cls.from_name("flow", "Caller")().call
+    for count in (MANY, FEW):
+        assert call.remote(count) == ("DeviceArray", 4 * sum(range(count)))
+    none_left(deployer)
+
+
+def test_a_step_whose_instance_is_killed_has_its_arrays_again(deployer):
+    mark = deployer.mark("killed")
+    assert numpy.array_equal(flow("killed").remote(MANY, mark), 4 * numpy.arange(MANY, dtype="int32"))
+    none_left(deployer)
+
+
 def test_a_step_is_called_for_each_element_and_the_results_come_together(deployer):
     assert flow("each").remote(40) == (list(range(1, 41)), [(one, one) for one in range(40)])
     assert flow("each").remote(0) == ([], [])
@@ -258,7 +322,7 @@ def test_a_workflow_that_is_too_late_ends(deployer):
 
 
 def test_who_goes_away_ends_what_has_not_begun_and_further_ones_are_refused(deployer):
-    before = calls_of(deployer, "increase")
+    before = calls_of(deployer, "again")
     port, mark = row_of(deployer, "patient")["port"], deployer.mark("gone")
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("POST", "/-/call/patient", b"".join(encode([[mark], {}])), {"Content-Type": CONTENT_TYPE})
@@ -270,7 +334,7 @@ def test_who_goes_away_ends_what_has_not_begun_and_further_ones_are_refused(depl
     deployer.rekindle.wait(lambda: row_of(deployer, "patient")["in_flight"] == 0, "the workflow to end")
     deployer.let_go("gone")
     time.sleep(0.3)
-    assert calls_of(deployer, "increase") == before
+    assert calls_of(deployer, "again") == before
 
 
 def calls_of(deployer, name):
