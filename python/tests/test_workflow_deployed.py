@@ -407,6 +407,7 @@ def test_what_cannot_be_deployed_is_said_and_changes_nothing(tmp_path):
         for change, words in (
             ("flow.step(one)", "whose result no other takes, and this one has two, one"),
             ("flow.step(two, rekindle.Workflow().step(one))", "the steps one are of another workflow"),
+            ('flow.step(rekindle.Function.from_name("small", "three"), flow.steps[-1])', "calls small-three, which the file does not have"),
             ('app.workflow("one")', "has 'one' twice"),
             ('app.workflow("x", timeout=0)', "timeout is 0; give a number of seconds"),
             ('app.workflow("x", patience=1)', "there is no option 'patience'"),

@@ -128,7 +128,7 @@ impl Step {
         if !is_word(&self.service) || !is_word(&self.method) {
             return Err(GraphError::NoFunction(name));
         }
-        if self.retries.max > 0 && !(self.retries.backoff >= 1.0) {
+        if self.retries.max > 0 && !(1.0..=f64::MAX).contains(&self.retries.backoff) {
             return Err(GraphError::Backoff { step: name, backoff: self.retries.backoff.to_string() });
         }
         Ok(())

@@ -72,6 +72,7 @@ def deploy(file: Path, tenant: str | None = None, *, has_base: bool = True) -> d
     app.tenant = tenant or app.tenant
     check_tenant(app)
     graphs = {name: workflow.graph() for name, workflow in app.workflows.items()}
+    deploying_workflows.check(app, graphs)
     made: dict[str, making.Made] = {}
     rows = []
     try:

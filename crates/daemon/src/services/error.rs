@@ -32,15 +32,15 @@ pub enum ServiceError {
     IsService { name: ServiceName },
 
     #[error("the workflow {name} cannot be as asked: {source}")]
-    BadGraph { name: ServiceName, source: GraphError },
+    BadGraph { name: ServiceName, source: Box<GraphError> },
 
     #[error(
         "the step {step:?} of the workflow {name} calls {service}, and may call its own tenant's services and nobody's alone"
     )]
-    ForeignStep { name: ServiceName, step: String, service: ServiceName },
+    ForeignStep { name: ServiceName, step: String, service: Box<ServiceName> },
 
     #[error("the step {step:?} of the workflow {name} calls {service}, which is not there; serve that first")]
-    NoService { name: ServiceName, step: String, service: ServiceName },
+    NoService { name: ServiceName, step: String, service: Box<ServiceName> },
 
     #[error("the image {image:?} cannot be served: {reason}")]
     CannotServe { image: String, reason: String },

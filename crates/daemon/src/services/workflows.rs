@@ -47,13 +47,10 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, request: &WorkflowRequest) -> Res
             workflow.replace(graph);
             workflow
         }
-        None => {
-            let workflow = daemon.gateway.add_workflow(name, membership, graph);
-            socket::listen(daemon, name);
-            workflow
-        }
+        None => daemon.gateway.add_workflow(name, membership, graph),
     };
     if let Some(listener) = listener {
+        socket::listen(daemon, name);
         daemon.gateway.listen(name, listener).map_err(|source| Error::system("serve a port", source))?;
     }
     log::info!("the workflow {name} has {} steps, at port {}", record.graph.steps.len(), record.port.port);
@@ -69,10 +66,10 @@ fn check(daemon: &Daemon, name: &ServiceName, request: &WorkflowRequest) -> Resu
     if daemon.gateway.get(name).is_some() {
         return Err(ServiceError::IsService { name: name.clone() }.into());
     }
-    let bad = |source| ServiceError::BadGraph { name: name.clone(), source };
+    let bad = |source| ServiceError::BadGraph { name: name.clone(), source: Box::new(source) };
     request.graph.check().map_err(bad)?;
     for step in &request.graph.steps {
-        let service = ServiceName::new(step.tenant.as_deref(), &step.service);
+        let service = Box::new(ServiceName::new(step.tenant.as_deref(), &step.service));
         let (name, step) = (name.clone(), step.name.clone());
         if service.tenant.is_some() && service.tenant != name.tenant {
             return Err(ServiceError::ForeignStep { name, step, service }.into());

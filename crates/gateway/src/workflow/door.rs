@@ -48,7 +48,10 @@ pub async fn answer(
             workflow.call((client, access), request, &mut entry).await
         }
         (&Method::GET, _) if path == ABOUT => workflow.about(),
-        (&Method::GET, _) if path == READY => result(Writer::default(), |writer| Ok(writer.boolean(true))),
+        (&Method::GET, _) if path == READY => result(|writer| {
+            writer.boolean(true);
+            Ok(())
+        }),
         _ => workflow.unknown(request.method(), path),
     };
     entry.answered(answer)
@@ -118,7 +121,7 @@ impl Workflow {
 
     /// What clients look up of a function: it is not made again.
     fn about(&self) -> Answer {
-        result(Writer::default(), |writer| {
+        result(|writer| {
             writer.map(2)?;
             writer.text("methods")?;
             writer.list(1)?;
@@ -141,14 +144,10 @@ impl Workflow {
     }
 }
 
-fn result(mut writer: Writer, write: impl Fn(&mut Writer) -> Result<(), MessageError>) -> Answer {
-    let written = write(&mut writer).map(|()| writer.packed()).and_then(|value| {
-        let mut writer = Writer::default();
-        writer.value(&value)?;
-        Ok(writer.message()?.whole())
-    });
-    match written {
-        Ok(message) => message_answer(message),
+fn result(write: impl Fn(&mut Writer) -> Result<(), MessageError>) -> Answer {
+    let mut writer = Writer::default();
+    match write(&mut writer).and_then(|()| writer.message()) {
+        Ok(message) => message_answer(message.whole()),
         Err(error) => misunderstood(error.to_string()),
     }
 }

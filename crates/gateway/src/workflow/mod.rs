@@ -92,8 +92,9 @@ impl Workflow {
         })
     }
 
-    /// Has requests that come from now on follow another graph.
+    /// Has requests that come from now on follow another graph. A removal that was given up is over.
     pub fn replace(&self, graph: Graph) {
+        self.ended.send_replace(false);
         *self.graph.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(graph);
     }
 
@@ -113,7 +114,7 @@ impl Workflow {
 
     /// Ends all requests that are under way.
     pub fn end_all(&self) {
-        let _ = self.ended.send(true);
+        self.ended.send_replace(true);
     }
 
     pub fn shown(&self) -> WorkflowView {
