@@ -2,7 +2,8 @@
 
 memory.py COMMANDS     does each line of the file COMMANDS, and prints it with what came of it: `ok`, a number, or an error
 
-alloc NAME BYTES       free NAME        freed NAME (in the order of a stream)
+alloc NAME BYTES       free NAME
+allocated NAME BYTES   freed NAME       in the order of a stream
 set NAME N             fills all of it with N, by the driver
 launch NAME N          the same by a kernel that is given the address
 up NAME N              the same by a copy from pageable memory
@@ -12,9 +13,13 @@ table NAME N           by a kernel that finds the address in a table which was b
 computed NAME FROM N   by a kernel that is given FROM's address and how far NAME is from there
 word NAME              its first word, and whether all others are the same
 info TIME              MB that the GPU has free
+work on | off          from now on it never rests: a thread fills a few words every millisecond
+request BYTES MS       allocates two buffers, and uses the second one so many milliseconds after the first, with work under way all the
+                       time; frees both: their first words
 """
 
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -46,10 +51,45 @@ class Memory:
         self.table_at = int(call("cuMemAlloc", 512))
         call("cuMemsetD32", self.table_at, 0, 128)
         call("cuCtxSynchronize")
-        self.held = {}
+        self.held, self.waited = {}, 0
 
     def alloc(self, name, size):
         self.held[name] = int(call("cuMemAlloc", int(size))), int(size)
+
+    def allocated(self, name, size):
+        self.held[name] = int(call("cuMemAllocAsync", int(size), self.stream)), int(size)
+
+    def work(self, how):
+        if how == "off":
+            self.working.clear()
+            self.worker.join()
+        else:
+            self.working = threading.Event()
+            self.working.set()
+            self.worker = threading.Thread(target=self.work_on, args=[call("cuCtxGetCurrent")])
+            self.worker.start()
+
+    def work_on(self, context):
+        call("cuCtxSetCurrent", context)
+        while self.working.is_set():
+            call("cuMemsetD32Async", self.table_at, 1, 64, 0)
+            time.sleep(0.001)
+
+    def request(self, size, milliseconds):
+        size, value = int(size), driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        first, second = (int(call("cuMemAlloc", size)) for _ in range(2))
+        self.waited += 1
+        self.module.fill(4, 256, np.uint64(first), size // 4, 1)
+        call("cuStreamWaitValue32", self.stream, self.table_at + 256, self.waited, value)
+        time.sleep(int(milliseconds) / 1000)
+        self.module.fill(4, 256, np.uint64(second), size // 4, 2)
+        call("cuMemsetD32", self.table_at + 256, self.waited, 1)
+        call("cuStreamSynchronize", self.stream)
+        words = np.empty(2, np.uint32)
+        for at, address in enumerate((first, second)):
+            call("cuMemcpyDtoH", words.ctypes.data + 4 * at, address, 4)
+            call("cuMemFree", address)
+        return f"{words[0]} {words[1]}"
 
     def free(self, name):
         call("cuMemFree", self.held.pop(name)[0])

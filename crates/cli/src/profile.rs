@@ -1,15 +1,18 @@
-//! `rekindle profile`: learns in which order a program uses its GPU buffers, and which of them it writes to.
+//! `rekindle profile`: learns in which order a program uses its GPU buffers, which of them it writes to, and how much memory a
+//! request needs.
 
 use std::process::{Command, Stdio};
 
 use rekindle_daemon::Paths;
 use rekindle_protocol::daemon::{Report, Request, Restore};
+use rekindle_protocol::worker::RequestProfile;
 use serde_json::{Value, json};
 
 use crate::arguments::ProfileArguments;
 use crate::commands::Printer;
 use crate::connection::simply_ask;
 use crate::error::{Error, Result};
+use crate::show::bytes;
 
 /// Where the request finds the sandbox's name.
 const VARIABLE: &str = "REKINDLE_SANDBOX";
@@ -17,15 +20,18 @@ const VARIABLE: &str = "REKINDLE_SANDBOX";
 pub fn perform(
     paths: &Paths,
     printer: &Printer,
-    ProfileArguments { image, gpu, request }: ProfileArguments,
+    ProfileArguments { image, gpu, share, request }: ProfileArguments,
 ) -> Result<()> {
-    let restore = Request::Restore(Restore { image, gpu, record: true, ..Restore::default() });
+    let is_shared = share.is_some();
+    let restore = Restore { image, gpu, record: true, tenant: share, ..Restore::default() };
+    let restore = Request::Restore(restore);
     let report: Report = serde_json::from_value(simply_ask(paths, &restore)?)?;
     let name = report.name;
     let learned = send(&name, &request)
         .and_then(|()| simply_ask(paths, &Request::KeepOrder { name: name.clone() }))
         .map(|mut answer| {
-            let shares = answer["shares"] == true;
+            // What others of its context have must not be marked.
+            let shares = answer["shares"] == true && !is_shared;
             answer["unwritten"] = json!(shares.then(|| learn_unwritten(paths, &name, &request)).flatten());
             answer
         });
@@ -34,15 +40,38 @@ pub fn perform(
     ended?;
     printer.print(&answer, || {
         let parts = answer["parts"].as_array().map_or(0, Vec::len);
-        match answer["unwritten"].as_array() {
-            Some(unwritten) => format!(
-                "{parts} buffers, in the order of their use; {} that instances can share",
-                unwritten.len()
-            ),
-            None => format!("{parts} buffers, in the order of their use"),
-        }
+        let order = format!("{parts} buffers, in the order of their use");
+        let order = match answer["unwritten"].as_array() {
+            Some(unwritten) => format!("{order}; {} that instances can share", unwritten.len()),
+            None => order,
+        };
+        let profiles: Vec<RequestProfile> =
+            serde_json::from_value(answer["memory"].clone()).unwrap_or_default();
+        std::iter::once(order).chain(profiles.iter().map(memory)).collect::<Vec<_>>().join("\n")
     });
     Ok(())
+}
+
+/// What a request needed of a GPU's memory.
+fn memory(profile: &RequestProfile) -> String {
+    let most = |levels: &mut dyn Iterator<Item = (u32, u64)>| {
+        levels.max_by_key(|(launch, bytes)| (*bytes, std::cmp::Reverse(*launch))).unwrap_or_default()
+    };
+    let resident = profile.resident_bytes;
+    let held = profile.held.iter().map(|(launch, level)| (*launch, resident.saturating_add_signed(*level)));
+    let (held_at, held) = most(&mut held.chain([(0, resident)]));
+    let (used_at, used) = most(
+        &mut profile.used.iter().map(|(launch, bytes)| (*launch, resident + bytes)).chain([(0, resident)]),
+    );
+    format!(
+        "{} launches; allocated {}, had memory {} (launch {held_at}), needed between first and last use {} (launch {used_at}); \
+         giving memory back after its last use would save {}",
+        profile.launches,
+        bytes(profile.allocated_bytes),
+        bytes(held),
+        bytes(used),
+        bytes(held - used.min(held)),
+    )
 }
 
 /// Sends the request once more, to a program whose buffers were marked: its answer means nothing. Names of the buffers that

@@ -25,7 +25,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -321,6 +321,14 @@ pub struct Status {
     /// Bytes that it has allocated and that have no memory, since nothing has named them yet.
     #[serde(default)]
     pub unbacked_bytes: u64,
+    /// Bytes that the contexts which it shares have ready for first uses of all their programs; how often its own found memory
+    /// there, and how often it had to be made.
+    #[serde(default)]
+    pub pool_bytes: u64,
+    #[serde(default)]
+    pub pool_hits: u64,
+    #[serde(default)]
+    pub pool_misses: u64,
     pub pinned_bytes: u64,
     /// Declared data that it has on its GPU and cannot write to, which other programs may have there, too.
     #[serde(default)]
@@ -342,6 +350,20 @@ pub struct Status {
     /// How long copies of its program have waited for their turn there.
     #[serde(default)]
     pub link_waited_us: u64,
+}
+
+/// What one request needed of one GPU's memory, where that comes at the first use. Launches are numbered from 1 on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RequestProfile {
+    pub launches: u32,
+    /// The most bytes that the program had allocated at once, with memory or without.
+    pub allocated_bytes: u64,
+    /// Bytes that had memory when the request began.
+    pub resident_bytes: u64,
+    /// By launches, how many bytes more than then had memory, whenever that changed.
+    pub held: Vec<(u32, i64)>,
+    /// The same of what was between its first and its last use.
+    pub used: Vec<(u32, u64)>,
 }
 
 #[cfg(test)]

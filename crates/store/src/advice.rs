@@ -26,6 +26,7 @@ use crate::image::Image;
 pub(crate) const LOAD_ORDER: &str = "load-order.json";
 pub(crate) const FIRST_PAGES: &str = "first-pages.json";
 pub(crate) const UNWRITTEN: &str = "unwritten.json";
+pub(crate) const MEMORY_DEMAND: &str = "memory-demand.json";
 /// Written and then renamed by whoever has the lock.
 const NEW_FILE: &str = "advice.new";
 /// Longer files are none of ours.
@@ -123,6 +124,7 @@ fn problems_of(image: &Image) -> Vec<String> {
         image.load_order().map(drop),
         image.first_pages().map(drop),
         image.unwritten().map(drop),
+        image.memory_demand().map(drop),
         unfinished,
     ];
     read.into_iter().filter_map(|read| Some(read.err()?.to_string())).collect()
@@ -132,7 +134,7 @@ impl Image {
     /// A sentence for each file of advice that does not match its checksum: what a restore does without.
     pub fn damaged_advice(&self) -> Vec<String> {
         let halves = self.halves().unwrap_or_default();
-        let files = [LOAD_ORDER, FIRST_PAGES, UNWRITTEN];
+        let files = [LOAD_ORDER, FIRST_PAGES, UNWRITTEN, MEMORY_DEMAND];
         let read = halves.iter().flat_map(|half| files.map(|file| read_checked(half, file)));
         read.filter_map(|read| Some(read.err()?.to_string())).collect()
     }
@@ -140,7 +142,9 @@ impl Image {
 
 /// Whether a file in the directory of an image, or of a half, is one that was written after the image was made.
 pub(crate) fn is_advice(directory: &Path, path: &Path) -> bool {
-    [LOAD_ORDER, FIRST_PAGES, UNWRITTEN, NEW_FILE].iter().any(|file| path == directory.join(file))
+    [LOAD_ORDER, FIRST_PAGES, UNWRITTEN, MEMORY_DEMAND, NEW_FILE]
+        .iter()
+        .any(|file| path == directory.join(file))
 }
 
 #[cfg(test)]

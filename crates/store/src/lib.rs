@@ -47,6 +47,7 @@ mod layout;
 mod lease;
 mod load_order;
 mod manifest;
+mod memory_demand;
 mod names;
 mod part_writer;
 mod raw_chunk;
@@ -72,6 +73,7 @@ pub use manifest::{
     ChunkRef, Encoding, FORMAT, Gpu, GpuKind, Machine, Manifest, MappedFile, Mode, Origin, Part, PartKind,
     Program, Sizes,
 };
+pub use memory_demand::{MemoryChange, MemoryDemand, RequestKinds, RequestMemory};
 pub use names::LONGEST_NAME;
 pub use part_writer::PartWriter;
 pub use raw_chunk::RawChunk;

@@ -395,6 +395,7 @@ impl Control {
                 let names = names.ok_or("this worker was not asked to record what is used first")?;
                 Ok(answer::<ask::Uses>(names))
             }
+            Request::Profile(_) => Ok(answer::<ask::Profile>(self.remote.ask(Dispatcher::profile)?)),
             Request::Restore(request) => self.restore(stream, request).map(answer::<ask::Restore>),
             Request::Replace(ask::Replace { image, run_directory }) => {
                 let remote = self.remote.clone();

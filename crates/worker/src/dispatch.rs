@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, WaitFor, dispatch};
+use rekindle_protocol::worker::Recording;
 use rekindle_ring::{Board, Merge, Record, Spin, spin};
 
 use crate::client::{Client, Lane, Thread};
@@ -222,6 +223,7 @@ impl Dispatcher {
             }
             self.look_at_uses();
             self.look_at_later();
+            self.look_at_request();
             self.look_at_freed();
         }
     }
@@ -349,6 +351,9 @@ impl Dispatcher {
     /// Notes which parts of the image's memory a request names that is done.
     fn note_uses(&mut self, record: &Record<'_>) {
         let Some(uses) = &mut self.uses else { return };
+        if uses.recording() == Recording::Asked {
+            self.client.note_named(record);
+        }
         if record.opcode == Download::OPCODE {
             uses.note_answer();
         }

@@ -76,6 +76,8 @@ pub(crate) struct GpuContext {
     pub hasher: Option<Arc<Hasher>>,
     /// Its place at the GPU's link, which other workers have too. A client's view has none: its context has.
     pub link: Option<Arc<GpuLink>>,
+    /// The device, where it is a client's view of one that others use too.
+    pub view: Option<Arc<ClientDevice>>,
 }
 
 impl Gpus {
@@ -278,13 +280,18 @@ impl Gpus {
         }
         let context = Arc::new(match &self.source {
             Source::Own { link } => GpuContext::new(self.platform.open(slot.index)?, device, *link)?,
-            Source::Shared { common, views, portion, refused, .. } => {
+            Source::Shared { common, views, portion, refused, memory } => {
                 let portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
                 let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
                 let link = common.link(device, &shared)?;
                 let pieces = common.pieces(device);
-                let view = ClientDevice::new(shared.device.clone(), link, pieces, common.health.clone())?;
+                let pool = common.memory_pool(device, &shared.device);
+                let view =
+                    ClientDevice::new(shared.device.clone(), link, pieces, pool, common.health.clone())?;
+                if *memory == ShareMemory::Lazy {
+                    view.recycle()?;
+                }
                 view.set_link_weight(portion.link_weight);
                 let division = common.division(device, &shared.device);
                 let member = division.join(&view, portion.sm_share).map_err(|problem| {
@@ -325,7 +332,7 @@ impl GpuContext {
         let hasher = Hasher::open(device.clone());
         let info = DeviceInfo { index: index as u32, ..device.info().clone() };
         let link = GpuLink::open(&device, link);
-        Ok(GpuContext { info, copies, hasher, device, link })
+        Ok(GpuContext { info, copies, hasher, device, link, view: None })
     }
 
     /// The same context as one of its clients has it.
@@ -333,7 +340,14 @@ impl GpuContext {
         let copies = copy_streams(&*view)?;
         copies.iter().for_each(|stream| view.set_background(*stream));
         let hasher = shared.hasher.as_ref().map(|hasher| Arc::new(hasher.through(view.clone())));
-        Ok(GpuContext { info: shared.info.clone(), copies, hasher, device: view, link: None })
+        Ok(GpuContext {
+            info: shared.info.clone(),
+            copies,
+            hasher,
+            device: view.clone(),
+            link: None,
+            view: Some(view),
+        })
     }
 }
 

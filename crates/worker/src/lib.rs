@@ -18,6 +18,7 @@ mod client_thread;
 mod code;
 mod control;
 mod data;
+mod demand;
 mod dispatch;
 mod driver_half;
 mod exchange;

@@ -39,6 +39,10 @@ pub struct ProfileArguments {
     /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX].
     #[arg(long, value_name = "GPU")]
     pub gpu: Option<String>,
+    /// Share GPU contexts with the tenant's programs, as the image's program did with `--share-memory lazy`: also learn how much GPU
+    /// memory the request needs, and when.
+    #[arg(long, value_name = "TENANT")]
+    pub share: Option<String>,
     /// What sends the request, and its arguments; it ends when the request is answered.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "REQUEST")]
     pub request: Vec<String>,

@@ -1,7 +1,7 @@
 //! Sandboxes: what they are, what they use, what happens to them.
 
 use rekindle_protocol::daemon::{
-    EventNotice, Level, LogLine, Mending, Mode, PoolTarget, Recovery, Sandbox, Spare,
+    EventNotice, Level, LogLine, Mending, Mode, PoolTarget, Recovery, Sandbox, Spare, Stats,
 };
 use rekindle_protocol::exchange::{Count, MoveCounts};
 use serde_json::Value;
@@ -104,6 +104,7 @@ fn used(all: &[Used]) -> String {
         "HOST MEMORY",
         "GPU MEMORY",
         "UNBACKED",
+        "POOL",
         "PINNED",
         "TO GPU",
         "FROM GPU",
@@ -124,6 +125,7 @@ fn used(all: &[Used]) -> String {
             size(stats.host_bytes),
             size(stats.device_bytes),
             size(stats.unbacked_bytes),
+            known(first_uses(stats)),
             size(stats.pinned_bytes),
             size(stats.to_gpu_bytes),
             size(stats.from_gpu_bytes),
@@ -136,6 +138,12 @@ fn used(all: &[Used]) -> String {
         ]);
     }
     table.trim_fmt()
+}
+
+/// What lies ready for first uses, and how many of them have found memory there.
+fn first_uses(stats: &Stats) -> Option<String> {
+    let (hits, misses) = (stats.pool_hits?, stats.pool_misses?);
+    Some(format!("{}, {hits} of {}", bytes(stats.pool_bytes?), hits + misses))
 }
 
 /// How often it was brought back, and what that has cost.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use rekindle_protocol::daemon::LoadOrder;
 use rekindle_protocol::tuning;
-use rekindle_protocol::worker::{Recording, ask};
+use rekindle_protocol::worker::{Recording, RequestProfile, ask};
 use rekindle_store::{Image, LoadOrder as Known};
 use serde_json::{Value, json};
 
@@ -75,12 +75,13 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
     if halves.is_empty() {
         return Err(unknown("it does not use a GPU"));
     }
-    let mut parts: Vec<String> = Vec::new();
+    let (mut parts, mut memory): (Vec<String>, Vec<RequestProfile>) = (Vec::new(), Vec::new());
     for (worker, half, prefix) in &halves {
         let used = worker.ask("tell which buffers were used first", ask::Uses {}, &[])?;
         half.set_load_order(&used)?;
+        memory.extend(worker.ask("tell what the request needed of memory", ask::Profile {}, &[])?);
         parts.extend(used.iter().map(|part| format!("{prefix}{part}")));
     }
     let shares = daemon.pool.caches.shares();
-    Ok(json!({ "name": name, "image": image, "parts": parts, "shares": shares }))
+    Ok(json!({ "name": name, "image": image, "parts": parts, "shares": shares, "memory": memory }))
 }

@@ -195,6 +195,14 @@ pub struct Stats {
     /// Of contexts that it shares: what it has allocated there and has no memory, since nothing has named it yet.
     #[serde(default)]
     pub unbacked_bytes: Option<u64>,
+    /// What these contexts have ready for first uses of all their programs; how often the program's own found memory there, and how
+    /// often it had to be made.
+    #[serde(default)]
+    pub pool_bytes: Option<u64>,
+    #[serde(default)]
+    pub pool_hits: Option<u64>,
+    #[serde(default)]
+    pub pool_misses: Option<u64>,
     pub pinned_bytes: Option<u64>,
     /// What was copied to its GPUs and from them, for the program by its worker.
     pub to_gpu_bytes: Option<u64>,

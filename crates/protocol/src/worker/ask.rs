@@ -4,7 +4,8 @@ use rekindle_device::Slice;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    CacheMemory, Cached, Contents, Parted, Phase, Portion, Recording, Saved, ShareMemory, Sharing, Status,
+    CacheMemory, Cached, Contents, Parted, Phase, Portion, Recording, RequestProfile, Saved, ShareMemory,
+    Sharing, Status,
 };
 use crate::client::Quiesced;
 use crate::mending::{MendMode, RetainedItem};
@@ -125,6 +126,9 @@ requests! {
     } => ();
     /// The record that was asked for.
     Uses {} => Vec<String>;
+    /// What a request's use of memory was, of each GPU where that comes at its first use, if a record was asked for. The request ends
+    /// with it, and the image keeps how much memory it needed.
+    Profile {} => Vec<RequestProfile>;
     /// Change all buffers a little: whatever is written to them is seen then. The program is good for nothing else any more.
     Mark {} => ();
     /// Which buffers still hold what the image at this path has of them, or were not written to since they were marked: names of

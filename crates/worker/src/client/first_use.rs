@@ -18,6 +18,7 @@ use rekindle_ring::Record;
 
 use super::Client;
 use crate::ondemand::{RequestReach, reach};
+use crate::shared::Recycling;
 
 /// Requests without an answer that use what memory holds.
 const WORK: [u32; 10] = [
@@ -113,6 +114,15 @@ impl Client {
         self.abandon(ring, record.opcode, record.body, code);
         board.set_error(device, code.0);
         true
+    }
+
+    /// Bytes that its contexts have ready for first uses, of which it has found memory so often there, and so often not.
+    pub(crate) fn pool(&self) -> (u64, u64, u64) {
+        let views = self.contexts.iter().flatten().filter_map(|context| context.gpu.view.as_deref());
+        views.fold((0, 0, 0), |(bytes, hits, misses), view| {
+            let counts = view.recycling().map_or((0, 0), Recycling::counts);
+            (bytes + view.pool_bytes(), hits + counts.0, misses + counts.1)
+        })
     }
 
     /// Gives back what the program has freed, where memory comes at the first use: how many bytes that was. Nothing is under

@@ -12,16 +12,20 @@ use super::Client;
 use super::context::Freed;
 use crate::image::Shadow;
 use crate::memory::map_pinned;
+use crate::shared::ClientDevice;
 
 impl Client {
     /// Free and total bytes; what waits to be used again counts as free, and what waits for its first use does not.
     pub(crate) fn memory_space(&mut self, device: usize) -> Result<(u64, u64)> {
         let (free, total) = self.on(device)?.memory_info()?;
-        let kept: u64 = self.context(device)?.freed.iter().map(|freed| freed.room).sum();
+        let context = self.context(device)?;
+        let own = context.freed.iter().filter(|freed| !context.heap.is_passed_on(freed.address));
+        let kept: u64 = own.map(|freed| freed.room).sum();
         let shadow = self.shadow.as_ref().map_or(0, |shadow| shadow.bytes_of(device));
         let shadow = shadow + self.copy_room(device);
         let unbacked = self.context(device)?.heap.unbacked_bytes();
-        let free = free.saturating_add(kept).saturating_add(shadow).min(total);
+        let pool = self.view(device).map_or(0, |view| view.pool_bytes());
+        let free = free.saturating_add(kept).saturating_add(shadow).saturating_add(pool).min(total);
         Ok((free.saturating_sub(unbacked), total))
     }
 
@@ -34,13 +38,24 @@ impl Client {
         loop {
             match attempt(self) {
                 Err(CUDA_ERROR_OUT_OF_MEMORY)
-                    if self.trim(device, 0)? != 0
+                    if self.pool_gives_way(device)
+                        || self.trim(device, 0)? != 0
                         || self.copy_rooms_give_way()
                         || self.shadow_gives_way()
                         || self.arrays_give_way(device) => {}
                 other => return other,
             }
         }
+    }
+
+    /// What it has of the context that it shares on this device.
+    pub(crate) fn view(&self, device: usize) -> Option<&ClientDevice> {
+        self.context(device).ok()?.gpu.view.as_deref()
+    }
+
+    /// Has the GPU get what lies ready for first uses; false if that is nothing.
+    fn pool_gives_way(&mut self, device: usize) -> bool {
+        self.view(device).is_some_and(|view| view.pool_gives_way())
     }
 
     /// Waits until a shadow is drained, and gives its memory back; false if it has none.
@@ -105,8 +120,11 @@ impl Client {
         let usable = |freed: &Freed| {
             freed.room == room && freed.pending.is_none_or(|(owner, _)| owner == stream.0 && !captured)
         };
-        if let Some(at) = context.freed.iter().position(usable) {
+        while let Some(at) = context.freed.iter().position(usable) {
             let freed = context.freed.swap_remove(at);
+            if !context.heap.take_back(freed.address) {
+                continue;
+            }
             if let Some((_, event)) = freed.pending {
                 context.scratch.push(event);
             }
@@ -126,6 +144,10 @@ impl Client {
             return Ok(false);
         };
         let freed = context.freed.swap_remove(at);
+        if !context.heap.take_back(address) {
+            self.bind(device)?;
+            return self.heap(device)?.unmap_stale().map(|_| false);
+        }
         if let Some((_, event)) = freed.pending {
             context.scratch.push(event);
         }
@@ -155,7 +177,11 @@ impl Client {
         let done = self.on(device)?.stream_query(stream)?;
         let pending = if done { None } else { Some((stream.0, self.record(device, stream)?)) };
         self.waiting.frees += usize::from(pending.is_some());
-        self.context_mut(device)?.freed.push(Freed { address, room, pending });
+        let context = self.context_mut(device)?;
+        if pending.is_none() {
+            context.heap.pass_on(address);
+        }
+        context.freed.push(Freed { address, room, pending });
         Ok(())
     }
 
@@ -184,6 +210,7 @@ impl Client {
                 }
                 context.scratch.push(event);
                 freed.pending = None;
+                context.heap.pass_on(freed.address);
                 complete += 1;
             }
         }
@@ -209,7 +236,9 @@ impl Client {
             kept -= freed.room;
             given += freed.room;
         }
-        Ok(given)
+        // Some of it was what others may have taken by now.
+        let stale = context.heap.unmap_stale()?;
+        Ok(given.max(stale))
     }
 
     /// Gives every device back what the program has freed.

@@ -9,6 +9,7 @@ mod capture;
 mod constants;
 mod context;
 mod copy_room;
+mod demand;
 mod events;
 mod faults;
 mod first_use;
@@ -248,6 +249,9 @@ impl Client {
             let context = context.insert(Context::new(gpu, self.gpus.regions.clone()));
             if self.gpus.waits_for_uses() && !self.has_memory_at_once {
                 context.heap.wait_for_uses();
+                if let Some(view) = &context.gpu.view {
+                    context.heap.recycle_through(view.clone());
+                }
             }
         }
         self.bind(device)

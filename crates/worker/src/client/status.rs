@@ -33,6 +33,7 @@ impl Client {
         let shared: u64 =
             contexts().map(|context| context.heap.shared_bytes() + context.heap.others_bytes()).sum();
         let physical: u64 = self.virtual_memory.physical.values().map(|physical| physical.bytes).sum();
+        let (pool_bytes, pool_hits, pool_misses) = self.pool();
         let first = self.gpus.info(0);
         Status {
             asleep: false,
@@ -52,6 +53,9 @@ impl Client {
             shared_bytes: shared,
             declared: self.declared_data(),
             unbacked_bytes: self.unbacked_bytes(),
+            pool_bytes,
+            pool_hits,
+            pool_misses,
             pinned_bytes: self.pinned.iter().map(|pinned| pinned.bytes).sum(),
             buffers: (buffers + self.virtual_memory.physical.len() + self.arrays.len()) as u64,
             modules: self.modules.count() as u64,

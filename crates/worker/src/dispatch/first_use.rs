@@ -3,29 +3,89 @@
 //! What was freed and waits for the program to allocate again is given back when it rests. The driver waits for all of the
 //! GPU's work when memory is unmapped, so not before.
 
+use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rekindle_protocol::operation::{Asynchronous, GraphLaunch, LaunchKernel, LaunchKernelWith};
+use rekindle_protocol::worker::RequestProfile;
 use rekindle_ring::Record;
+use rekindle_store::Image;
 
 use super::{Activity, Dispatcher};
 
 /// A program that has asked for nothing for so long rests.
 const QUIET: Duration = Duration::from_millis(50);
+/// One that has asked for nothing for so long, and has no work under way, has ended a request.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Requests that are launches.
+const LAUNCHES: [u32; 3] = [LaunchKernel::OPCODE, LaunchKernelWith::OPCODE, GraphLaunch::OPCODE];
 
 #[derive(Default)]
 pub(super) struct Freed {
     /// So many operations the program had asked for when it was last looked.
     looked: u64,
+    /// The last launch that was counted, by its ticket: it may be looked at more than once.
+    launch: Option<u64>,
+    /// For which image it is learned how much memory requests need, and how many kinds of them it has.
+    image: Option<(PathBuf, String)>,
+    kept: u64,
 }
 
 impl Dispatcher {
     /// Whether there is memory for all that a request may come to; else it is answered.
     pub(super) fn has_memory_for(&mut self, ring: usize, record: &Record<'_>) -> bool {
+        if LAUNCHES.contains(&record.opcode) && self.freed.launch != Some(record.ticket) {
+            self.freed.launch = Some(record.ticket);
+            self.client.note_launch();
+        }
         if !self.client.has_unbacked() {
             return true;
         }
         let backed = self.client.back_for(ring, record);
         backed.map_err(|code| self.client.lacks_memory(ring, record, code)).is_ok()
+    }
+
+    /// Looks whether a request of the program's has ended, by which its use of memory is known.
+    pub(super) fn look_at_request(&mut self) {
+        let may_have_ended = self.client.is_in_request() && self.quiet_since.elapsed() >= PAUSE;
+        if may_have_ended && self.client.is_at_rest() {
+            self.client.end_request();
+        }
+    }
+
+    /// What requests are seen to need is kept with this image.
+    pub(crate) fn learns_demand_of(&mut self, image: &Image) {
+        self.freed.image = Some((image.path().to_path_buf(), image.manifest().id.clone()));
+    }
+
+    /// Ends the request that is under way, and has its image keep what was seen of it: what was recorded.
+    pub(crate) fn profile(&mut self) -> Vec<RequestProfile> {
+        self.client.end_request();
+        if let Some(keeping) = self.keep_demand() {
+            let _ = keeping.join();
+        }
+        self.client.profile()
+    }
+
+    /// Adds what was learned of requests to what the image has.
+    fn keep_demand(&mut self) -> Option<JoinHandle<()>> {
+        let (path, id) = self.freed.image.clone()?;
+        let (demand, learned) = self.client.known_demand();
+        if std::mem::replace(&mut self.freed.kept, learned) == learned {
+            return None;
+        }
+        let keep = move || {
+            // An image that is removed by now, or another one, needs none of it.
+            let kept = Image::open(&path).and_then(|image| match image.manifest().id == id {
+                true => image.learn_memory_demand(demand),
+                false => Ok(false),
+            });
+            if let Err(error) = kept {
+                log::info!("how much memory requests need was not kept: {error}");
+            }
+        };
+        Some(std::thread::spawn(keep))
     }
 
     /// Gives back what the program has freed, once in each rest.
@@ -34,6 +94,7 @@ impl Dispatcher {
             return;
         }
         self.freed.looked = self.client.operations;
+        let _ = self.keep_demand();
         match self.client.give_back_freed() {
             Ok(0) => {}
             Ok(bytes) => log::debug!("{} MB that the program has freed are given back", bytes >> 20),
@@ -43,7 +104,8 @@ impl Dispatcher {
 
     /// When it is to be looked, if that is sooner.
     pub(super) fn look_for_freed(&self, nap: Duration) -> Duration {
-        if self.may_have_freed() { nap.min(QUIET) } else { nap }
+        let nap = if self.may_have_freed() { nap.min(QUIET) } else { nap };
+        if self.client.is_in_request() { nap.min(PAUSE) } else { nap }
     }
 
     fn may_have_freed(&self) -> bool {

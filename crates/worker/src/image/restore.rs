@@ -129,6 +129,8 @@ pub(crate) fn restore(
             windows = save_memory::map_physical(&mut dispatcher.client)?;
         }
     }
+    dispatcher.client.expect_demand(&image, record == Recording::Asked);
+    dispatcher.learns_demand_of(&image);
     timer.lap("GPU addresses", 0);
     if !state.arrays.is_empty() || !state.views.is_empty() {
         arrays::restore(&mut dispatcher.client, &image, &state)?;

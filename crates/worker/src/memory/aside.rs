@@ -58,7 +58,15 @@ impl Heap {
         let Aside { room, memory } = self.aside.remove(&at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let content = Content::Large { bytes, freed: false };
         let memory = Some(memory);
-        let buffer = Buffer { bytes: room, memory, content, shared: true, declared: None, export: None };
+        let buffer = Buffer {
+            bytes: room,
+            memory,
+            content,
+            shared: true,
+            declared: None,
+            export: None,
+            is_passed_on: false,
+        };
         self.buffers.insert(at, buffer);
         Ok(())
     }

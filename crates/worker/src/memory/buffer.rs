@@ -20,6 +20,8 @@ pub(crate) struct Buffer {
     pub declared: Option<Hold>,
     /// By which other processes of the program may have the memory.
     pub export: Option<Arc<Export>>,
+    /// The program has freed it, and [others](super::recycling) may take the memory.
+    pub is_passed_on: bool,
 }
 
 impl Buffer {

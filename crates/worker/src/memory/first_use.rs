@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
-use rekindle_device::{Access, Result};
+use rekindle_device::Result;
 
 use super::{Content, Heap};
 
@@ -28,6 +28,7 @@ impl Heap {
     /// From now on they get it at once. Nothing is without it.
     pub(crate) fn wait_no_more(&mut self) {
         self.unbacked = None;
+        self.recycler = None;
     }
 
     pub(crate) fn waits_for_uses(&self) -> bool {
@@ -109,7 +110,7 @@ impl Heap {
     pub(crate) fn back_now(&mut self, at: u64) -> Result<()> {
         let Some(buffer) = self.buffers.get(&at).filter(|buffer| !buffer.is_backed()) else { return Ok(()) };
         let bytes = buffer.bytes;
-        let memory = self.back(at, bytes, None, Access::ReadWrite)?;
+        let memory = self.back_for_use(at, bytes)?;
         self.forget_unbacked(at, bytes);
         if let Some(buffer) = self.buffers.get_mut(&at) {
             buffer.memory = Some(memory);

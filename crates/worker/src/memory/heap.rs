@@ -12,6 +12,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Access, Device, Event, Memory, Result, Stream};
 
 use super::aside::Aside;
+use super::recycling::Recycler;
 use super::{Buffer, Content, Hold, Regions, Slab, Small, Space, Unbacked};
 use crate::ipc::Export;
 
@@ -31,8 +32,10 @@ pub(crate) struct Heap {
     pub(super) aside: BTreeMap<u64, Aside>,
     /// Which allocations have no memory yet, where it comes at the first use.
     pub(super) unbacked: Option<Unbacked>,
+    /// Where memory of first uses comes from and goes to.
+    pub(super) recycler: Option<Recycler>,
     /// Behind what is being copied of the program's memory without its knowledge.
-    copied: Option<Event>,
+    pub(super) copied: Option<Event>,
 }
 
 impl Heap {
@@ -47,6 +50,7 @@ impl Heap {
             slabs: Vec::new(),
             aside: BTreeMap::new(),
             unbacked: None,
+            recycler: None,
             copied: None,
         }
     }
@@ -78,9 +82,10 @@ impl Heap {
         &self.reserved
     }
 
-    /// Bytes of all handles.
+    /// Bytes of all handles, but for those that others may take.
     pub(crate) fn bytes(&self) -> u64 {
-        self.buffers.values().filter(|buffer| buffer.is_backed()).map(|buffer| buffer.bytes).sum()
+        let held = self.buffers.values().filter(|buffer| buffer.is_backed() && !buffer.is_passed_on);
+        held.map(|buffer| buffer.bytes).sum()
     }
 
     /// Bytes of those that are shared.
@@ -444,7 +449,15 @@ impl Heap {
         let content = Content::Large { bytes, freed: false };
         self.buffers.insert(
             at,
-            Buffer { bytes, memory: Some(memory), content, shared: true, declared: None, export: None },
+            Buffer {
+                bytes,
+                memory: Some(memory),
+                content,
+                shared: true,
+                declared: None,
+                export: None,
+                is_passed_on: false,
+            },
         );
         self.make_private(at).inspect_err(|_| {
             if self.buffers.get(&at).is_some_and(|buffer| buffer.memory == Some(memory)) {
@@ -480,8 +493,18 @@ impl Heap {
         if matches!(content, Content::Slab(_)) {
             self.slabs.push(at);
         }
-        self.buffers
-            .insert(at, Buffer { bytes, memory, content, shared: false, declared: None, export: None });
+        self.buffers.insert(
+            at,
+            Buffer {
+                bytes,
+                memory,
+                content,
+                shared: false,
+                declared: None,
+                export: None,
+                is_passed_on: false,
+            },
+        );
     }
 
     /// Makes memory, or takes what there is, and maps it.
@@ -530,7 +553,9 @@ impl Heap {
         match self.buffers.get_mut(&at).map(|buffer| &mut buffer.content) {
             Some(Content::Large { bytes, freed }) if at == address && !*freed => {
                 *freed = true;
-                Ok(*bytes)
+                let bytes = *bytes;
+                self.note_freed(at);
+                Ok(bytes)
             }
             Some(Content::Slab(slab)) => slab.retire(address - at),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
@@ -546,7 +571,10 @@ impl Heap {
     pub(crate) fn revive(&mut self, address: u64, bytes: u64) {
         let Some((at, _)) = self.holding(address) else { return };
         match self.buffers.get_mut(&at).map(|buffer| &mut buffer.content) {
-            Some(Content::Large { bytes: held, freed }) => (*held, *freed) = (bytes, false),
+            Some(Content::Large { bytes: held, freed }) => {
+                (*held, *freed) = (bytes, false);
+                self.note_used_again(at);
+            }
             Some(Content::Slab(slab)) => slab.revive(address - at, bytes),
             None => {}
         }
@@ -570,6 +598,9 @@ impl Heap {
     }
 
     pub(super) fn remove(&mut self, at: u64) -> Result<()> {
+        if self.recycle(at) {
+            return Ok(());
+        }
         self.await_copies()?;
         let Some(buffer) = self.buffers.remove(&at) else { return Ok(()) };
         self.slabs.retain(|slab| *slab != at);
@@ -589,6 +620,6 @@ impl Heap {
         while let Some(at) = self.buffers.keys().next().copied() {
             self.remove(at)?;
         }
-        Ok(())
+        self.unmap_stale().map(drop)
     }
 }

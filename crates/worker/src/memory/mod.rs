@@ -9,6 +9,7 @@ mod buffer;
 mod first_use;
 mod heap;
 mod pinned;
+mod recycling;
 mod slab;
 mod space;
 mod virtual_memory;

@@ -13,6 +13,7 @@ use crate::image::{BlockPool, stock};
 use super::division::Division;
 use super::health::Health;
 use super::link::Link;
+use super::memory_pool::MemoryPool;
 use super::piece_cache::PieceCache;
 use super::settings::Settings;
 
@@ -27,6 +28,7 @@ pub(crate) struct Common {
     links: Mutex<HashMap<usize, Option<Arc<Link>>>>,
     divisions: Mutex<HashMap<usize, Arc<Division>>>,
     pieces: Mutex<HashMap<usize, Arc<PieceCache>>>,
+    memory_pools: Mutex<HashMap<usize, Arc<MemoryPool>>>,
 }
 
 impl Common {
@@ -44,6 +46,7 @@ impl Common {
                 links: Mutex::default(),
                 divisions: Mutex::default(),
                 pieces: Mutex::default(),
+                memory_pools: Mutex::default(),
             })
         });
         made.map(Arc::new).map_err(OpenError::Context)
@@ -59,6 +62,13 @@ impl Common {
     pub(crate) fn pieces(&self, index: usize) -> Arc<PieceCache> {
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         pieces.entry(index).or_default().clone()
+    }
+
+    /// Memory of a GPU that is ready for first uses.
+    pub(crate) fn memory_pool(&self, index: usize, device: &Arc<dyn Device>) -> Arc<MemoryPool> {
+        let mut pools = self.memory_pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let make = || MemoryPool::new(device.clone(), self.health.clone());
+        pools.entry(index).or_insert_with(make).clone()
     }
 
     /// The scheduler of a GPU's copies; none where there is to be none.

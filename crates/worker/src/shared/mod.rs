@@ -18,6 +18,7 @@ mod host;
 mod lane;
 mod lanes;
 mod link;
+mod memory_pool;
 mod order;
 mod overtake;
 mod owned;
@@ -28,7 +29,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use client_device::ClientDevice;
+pub(crate) use client_device::{ClientDevice, Recycling};
 pub(crate) use common::Common;
 pub(crate) use division::{DivisionMember, PortionError};
 pub(crate) use health::Health;

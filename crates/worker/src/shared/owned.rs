@@ -25,6 +25,10 @@ pub(super) struct Owned {
     pub views: HashSet<(ViewKind, u64)>,
     pub arrays: HashSet<Array>,
     pub memory: HashSet<Memory>,
+    /// Memory of these that others may have by a descriptor.
+    pub exported: HashSet<Memory>,
+    /// Where memory is mapped that others may have taken since, as one of `mapped`.
+    pub passed_on: HashSet<u64>,
     /// Where something is mapped, and its bytes.
     pub mapped: BTreeMap<u64, u64>,
     pub reserved: HashMap<u64, u64>,

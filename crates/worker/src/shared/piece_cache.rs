@@ -166,6 +166,7 @@ mod tests {
 
     use super::*;
     use crate::shared::ClientDevice;
+    use crate::shared::memory_pool::MemoryPool;
 
     /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     const DYNAMIC_SHARED: i32 = 8;
@@ -248,7 +249,9 @@ mod tests {
     fn clients_of_a_context_have_a_piece_together_until_they_end() {
         let Bench { gpu, cache } = Bench::new();
         let pieces = Arc::new(cache);
-        let client = || ClientDevice::new(gpu.clone(), None, pieces.clone(), Arc::default()).unwrap();
+        let pool = MemoryPool::new(gpu.clone(), Arc::default());
+        let client =
+            || ClientDevice::new(gpu.clone(), None, pieces.clone(), pool.clone(), Arc::default()).unwrap();
         let (first, second) = (client(), client());
         let load = |client: &ClientDevice, piece: &Piece| {
             client.piece_load("k", piece, &KernelSettings::default()).unwrap()

@@ -13,6 +13,7 @@ use rekindle_emulated::Config;
 use super::client_device::ClientDevice;
 use super::division::{Division, DivisionMember};
 use super::link::Link;
+use super::memory_pool::MemoryPool;
 use super::settings::Settings;
 
 /// Device memory of a stream, and memory of the host that is copied to from there.
@@ -110,7 +111,14 @@ struct Model {
 
 impl Model {
     fn new(gpu: Arc<dyn Device>, link: Arc<Link>, number: usize) -> Model {
-        let device = ClientDevice::new(gpu, Some(link), Arc::default(), Arc::default()).unwrap();
+        let device = ClientDevice::new(
+            gpu.clone(),
+            Some(link),
+            Arc::default(),
+            MemoryPool::new(gpu, Arc::default()),
+            Arc::default(),
+        )
+        .unwrap();
         device.bind().unwrap();
         let bytes = ((STREAMS * REGION) as u64).next_multiple_of(device.granularity());
         let base = NEXT.fetch_add(bytes, Ordering::Relaxed);

@@ -62,7 +62,8 @@ impl Device for ClientDevice {
         self.give(|owned| owned.reserved.remove(&address), |device| device.unreserve(address, bytes))
     }
     fn memory_create(&self, bytes: u64) -> Result<Memory> {
-        self.make(|device| device.memory_create(bytes), |owned, made| owned.memory.insert(made))
+        let make = |device: &dyn Device| self.with_idle_memory(|| device.memory_create(bytes));
+        self.make(make, |owned, made| owned.memory.insert(made))
     }
     fn memory_create_on(&self, gpu: &[u8; 16], bytes: u64) -> Result<Memory> {
         self.make(|device| device.memory_create_on(gpu, bytes), |owned, made| owned.memory.insert(made))
@@ -70,14 +71,22 @@ impl Device for ClientDevice {
     fn memory_release(&self, memory: Memory) -> Result<()> {
         let forget = |owned: &mut Owned| {
             self.kept().memory.remove(&memory);
+            owned.exported.remove(&memory);
             owned.memory.remove(&memory)
         };
         self.give(forget, |device| device.memory_release(memory))
     }
     fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {
         match self.kept().memory.get(&memory) {
-            Some(kept) => kept.as_fd().try_clone_to_owned().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM),
-            None => self.open()?.memory_export(memory),
+            Some(kept) => {
+                self.owned().exported.insert(memory);
+                kept.as_fd().try_clone_to_owned().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)
+            }
+            None => {
+                let open = self.open()?;
+                self.owned().exported.insert(memory);
+                open.memory_export(memory)
+            }
         }
     }
     fn memory_import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Memory> {

@@ -4,12 +4,13 @@
 //! ends.
 
 mod device;
+mod recycling;
 
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
@@ -21,11 +22,14 @@ use crate::shared::health::Health;
 use crate::shared::lane::StreamWork;
 use crate::shared::lanes::{IssueSlot, Lanes, State};
 use crate::shared::link::{Link, UNTIMED};
+use crate::shared::memory_pool::MemoryPool;
 use crate::shared::order::are_done;
 use crate::shared::overtake::Computes;
 use crate::shared::owned::Owned;
 use crate::shared::piece::RemainingCopy;
 use crate::shared::piece_cache::PieceCache;
+
+pub(crate) use recycling::Recycling;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -56,6 +60,10 @@ pub(crate) struct ClientDevice {
     /// The context has failed, and the client goes on with what was kept: the device is asked nothing, and whatever is given
     /// back goes with the context.
     leaving: AtomicBool,
+    /// The context's memory for first uses.
+    pool: Arc<MemoryPool>,
+    /// What it has of that, once it has its memory that way.
+    recycling: OnceLock<Recycling>,
 }
 
 #[derive(Default)]
@@ -86,6 +94,7 @@ impl ClientDevice {
         device: Arc<dyn Device>,
         link: Option<Arc<Link>>,
         pieces: Arc<PieceCache>,
+        pool: Arc<MemoryPool>,
         health: Arc<Health>,
     ) -> Result<Arc<ClientDevice>> {
         let legacy = device.stream_create(NON_BLOCKING, 0)?;
@@ -107,6 +116,8 @@ impl ClientDevice {
             health,
             kept: Mutex::default(),
             leaving: AtomicBool::new(false),
+            pool,
+            recycling: OnceLock::new(),
         }))
     }
 
@@ -139,6 +150,7 @@ impl ClientDevice {
         for stream in streams {
             let _ = self.device.stream_synchronize(stream);
         }
+        self.end_recycling();
         self.owned().give_back(&*self.device, &self.pieces, self.health.fault().is_some());
         // A descriptor would keep its memory.
         *self.kept() = ClientRecords::default();
