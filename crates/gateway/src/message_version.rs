@@ -13,9 +13,11 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use crate::refusal::{Answer, say};
 
 /// Of requests: the version that the message needs, if that is not the first; of an answer: the latest that is understood.
-const HEADER: HeaderName = HeaderName::from_static("rekindle-message");
+pub const HEADER: HeaderName = HeaderName::from_static("rekindle-message");
 /// What a program understands of which nobody has said more.
 pub const UNTOLD: u32 = 1;
+/// What says whose arrays a call has, and whether they are held.
+pub const OF_ARRAYS: u32 = 2;
 
 /// The version that a request's message needs. What is no number is for the program to meet.
 pub fn needed(headers: &HeaderMap) -> u32 {

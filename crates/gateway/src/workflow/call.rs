@@ -16,6 +16,7 @@ use super::pieces::Pieces;
 use super::{Workflow, service_of};
 use crate::access::Access;
 use crate::limits;
+use crate::message_version;
 use crate::proxy::{self, Client};
 
 /// What the requests of steps say as the workflow's does: the trace, and the id.
@@ -101,6 +102,7 @@ async fn once(workflow: &Workflow, step: &Step, message: Pieces, origin: &Origin
     let headers = request.headers_mut();
     headers.insert(HOST, HeaderValue::from_static("localhost"));
     headers.insert(CONTENT_TYPE, MESSAGE);
+    headers.insert(message_version::HEADER, HeaderValue::from(message_version::OF_ARRAYS));
     headers.extend(origin.headers.clone());
     if let Some(data) = step.data.as_deref().and_then(|data| HeaderValue::from_str(data).ok()) {
         headers.insert(DATA, data);
