@@ -7,9 +7,10 @@ import pytest
 
 # Functions whose service answers from this program, and more who wait at once than there are threads for calls.
 PROGRAM = """
-import asyncio, contextvars, queue, sys, threading, time
+import asyncio, contextvars, functools, queue, sys, threading, time
 import rekindle
 from rekindle.both import THREADS
+from rekindle.client import Prepared
 
 MANY = 3 * THREADS
 who = contextvars.ContextVar("who", default=None)
@@ -26,6 +27,9 @@ class Service:
         if method == "fail":
             raise TimeoutError(f"{args[0]} is late")
         return (who.get(), *args) if method == "who" else sum(args)
+
+    def prepare(self, *call):
+        return Prepared(functools.partial(self.call, *call), lambda: None)
 
 add, fail, held, who_asks = (rekindle.Function(Service(), name) for name in ("add", "fail", "held", "who"))
 

@@ -125,7 +125,9 @@ mod tests {
         let mut kinds = RequestKinds::default();
         assert!(kinds.learn(request(&[(1, 10, 5)])) && !kinds.learn(request(&[(1, 90, 5)])));
         assert_eq!(kinds.0, [request(&[(1, 90, 5)])]);
-        (0..20).for_each(|bytes| drop(kinds.learn(request(&[(1, 1, bytes)]))));
+        for bytes in 0..20 {
+            kinds.learn(request(&[(1, 1, bytes)]));
+        }
         assert_eq!(kinds.0.len(), KINDS);
         assert_eq!(kinds.0[0].changes[0].bytes, 12);
     }

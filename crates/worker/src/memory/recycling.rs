@@ -103,10 +103,10 @@ impl Heap {
         let Some(buffer) = self.buffers.get(&at).filter(|buffer| buffer.is_passed_on) else { return false };
         recycler.add_stale(at, buffer.bytes);
         self.buffers.remove(&at);
-        if recycler.stale_bytes > limit || recycler.stale.len() > STALE_PLACES {
-            if let Err(code) = self.unmap_stale() {
-                log::warn!("addresses that nobody needs stay in use: {code}");
-            }
+        if (recycler.stale_bytes > limit || recycler.stale.len() > STALE_PLACES)
+            && let Err(code) = self.unmap_stale()
+        {
+            log::warn!("addresses that nobody needs stay in use: {code}");
         }
         true
     }
