@@ -64,6 +64,7 @@ fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
 
@@ -80,12 +81,15 @@ mod tests {
             drop(near);
             assert_eq!(far.read(&mut [0]).unwrap(), 0);
             drop(far);
-            let kept = || ports::ended().into_iter().filter(|(kept, _)| *kept == own).collect::<Vec<_>>();
-            assert_eq!(kept(), [(own, address)]);
-            forget(&kept());
+            // Where others' connections come and go, a row is read twice, or not at all.
+            let kept =
+                || ports::ended().into_iter().filter(|(kept, _)| *kept == own).collect::<BTreeSet<_>>();
+            let seen = (0..100).map(|_| kept()).find(|rows| !rows.is_empty()).unwrap_or_default();
+            assert_eq!(seen, BTreeSet::from([(own, address)]));
+            forget(&seen.into_iter().collect::<Vec<_>>());
             // Who may not ask the kernel for it sees it kept.
             if nix::unistd::geteuid().is_root() {
-                assert_eq!(kept(), []);
+                assert_eq!(kept(), BTreeSet::new());
             }
         }
     }
