@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rekindle_protocol::fault;
 use rekindle_protocol::operation::{Asynchronous, GraphLaunch, LaunchKernel, LaunchKernelWith};
 use rekindle_protocol::worker::RequestProfile;
 use rekindle_ring::Record;
@@ -91,6 +92,9 @@ impl Dispatcher {
     /// Gives back what the program has freed, once in each rest.
     pub(super) fn look_at_freed(&mut self) {
         if !self.may_have_freed() || self.quiet_since.elapsed() < QUIET || !self.client.is_at_rest() {
+            return;
+        }
+        if fault::point("freed-given-back").is_err() {
             return;
         }
         self.freed.looked = self.client.operations;
