@@ -40,7 +40,7 @@ struct Shared {
     health: Arc<Health>,
     state: Mutex<State>,
     wake: Condvar,
-    /// Held by whoever unmaps what was passed on.
+    /// Held by whoever unmaps what was passed on, or has memory come and go.
     unmapping: Mutex<()>,
 }
 
@@ -54,6 +54,8 @@ struct State {
     demands: Vec<Weak<Demand>>,
     last_user: u64,
     withheld_until: Option<Instant>,
+    /// So many pieces were given back to the GPU.
+    given_back: u64,
     is_over: bool,
 }
 
@@ -136,12 +138,17 @@ impl MemoryPool {
     /// Somebody lacks memory: gives the GPU back what is mapped nowhere; if there is none, what users have passed on, for which the
     /// driver waits for all of the GPU's work. False if there was nothing.
     pub(crate) fn give_way(&self) -> bool {
-        let mut state = self.shared.state();
-        state.withheld_until = Some(Instant::now() + WITHHELD);
-        let surplus = state.surplus(0, &BTreeMap::new());
-        drop(state);
+        let before = {
+            let mut state = self.shared.state();
+            state.withheld_until = Some(Instant::now() + WITHHELD);
+            state.given_back
+        };
+        // What is just being made is given back with the rest, and what is being given back is waited for.
+        let turn = self.shared.turn();
+        let surplus = self.shared.state().surplus(0, &BTreeMap::new());
         self.shared.release(&surplus);
-        !surplus.is_empty() || self.shared.unmap_all()
+        drop(turn);
+        self.shared.state().given_back != before || self.shared.unmap_all()
     }
 }
 
@@ -206,6 +213,11 @@ impl State {
         missing
     }
 
+    /// Somebody has lacked memory just now.
+    fn is_withheld(&self) -> bool {
+        self.withheld_until.is_some_and(|until| Instant::now() < until)
+    }
+
     fn has_work(&self) -> bool {
         let is_under_way =
             |demand: &Weak<Demand>| demand.upgrade().is_some_and(|demand| demand.is_under_way());
@@ -245,6 +257,7 @@ impl Shared {
 
     /// Algorithm 1, once.
     fn adjust(&self, interval: Duration) {
+        let _turn = self.turn();
         let mut state = self.state();
         let needs: Vec<_> =
             state.demands.iter().filter_map(|demand| demand.upgrade()?.need(interval)).collect();
@@ -254,13 +267,15 @@ impl Shared {
             *wanted.entry(*bytes).or_default() += 1;
         }
         let surplus = state.surplus(ready, &wanted);
-        let is_withheld = state.withheld_until.is_some_and(|until| Instant::now() < until);
-        let missing = if is_withheld { Vec::new() } else { state.missing(ready, &wanted) };
+        let missing = if state.is_withheld() { Vec::new() } else { state.missing(ready, &wanted) };
         drop(state);
         self.release(&surplus);
         for bytes in missing {
             let is_there = |(free, total): (u64, u64)| free >= bytes + total / LEFT_FREE;
             if !self.device.memory_info().is_ok_and(is_there) {
+                return;
+            }
+            if self.state().is_withheld() {
                 return;
             }
             match self.device.memory_create(bytes) {
@@ -309,6 +324,7 @@ impl Shared {
                 log::warn!("memory of the pool stays in use: {code}");
             }
         }
+        self.state().given_back += memory.len() as u64;
     }
 }
 
