@@ -9,23 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy
 import pytest
 import rekindle as package
-from conftest import Deployer, begun
+from conftest import APPS, Deployer, begun
 
-APP = """
+APP = (
+    f"import sys\nsys.path.insert(0, {str(APPS)!r})\n"
+    + """
 import numpy
 from numba import cuda
-
-@cuda.jit
-def scale(numbers, factor, out):
-    at = cuda.grid(1)
-    if at < numbers.size:
-        out[at] = factor * numbers[at]
-
-def scaled(array, factor):
-    given = cuda.as_cuda_array(array) if hasattr(array, "__cuda_array_interface__") else cuda.to_device(array)
-    out = cuda.to_device(numpy.zeros(given.size, "int32"))
-    scale[(given.size + 63) // 64, 64](given, factor, out)
-    return out
+from scaling import scaled
 
 @app.cls(gpu="emulated", concurrency=2, max_containers=2)
 class Maker:
@@ -88,6 +79,7 @@ def add(kinds_and_arrays):
     host = [one.copy_to_host() if hasattr(one, "copy_to_host") else one for one in (doubled, tripled)]
     return kinds, host[0] + host[1]
 """
+)
 # Of 4 bytes each: more than what goes by value, and less.
 MANY, FEW = 400_000, 1000
 

@@ -11,26 +11,17 @@ import numpy
 import pytest
 import rekindle as package
 from collector import collecting
-from conftest import Deployer, begun
+from conftest import APPS, Deployer, begun
 from harness import CommandError
 from rekindle.client import step_note
 from rekindle.codec import CONTENT_TYPE, decode, encode
 
-APP = """
+APP = (
+    f"import sys\nsys.path.insert(0, {str(APPS)!r})\n"
+    + """
 import numpy
 from numba import cuda
-
-@cuda.jit
-def scale(numbers, factor, out):
-    at = cuda.grid(1)
-    if at < numbers.size:
-        out[at] = factor * numbers[at]
-
-def scaled(array, factor):
-    given = cuda.as_cuda_array(array) if hasattr(array, "__cuda_array_interface__") else cuda.to_device(array)
-    out = cuda.to_device(numpy.zeros(given.size, "int32"))
-    scale[(given.size + 63) // 64, 64](given, factor, out)
-    return out
+from scaling import scaled
 
 def held(mark):
     Path(mark + ".held").touch()
@@ -206,6 +197,7 @@ lost = app.workflow("lost")
 ended = lost.step(end_here)
 lost.step(plain.pair, ended, ended)
 """
+)
 # Of 4 bytes each: more than what goes by value, and less.
 MANY, FEW = 400_000, 1000
 
