@@ -140,7 +140,7 @@ impl Data {
 
     /// How large objects are, bytes, as far as their stores say so within a few seconds. Nothing is fetched.
     pub fn sizes(&self, urls: &[String]) -> Vec<(String, u64)> {
-        let size = |url: &String| match self.ask(DataRequest::Look { url: url.clone() }) {
+        let size = |url: &String| match self.ask(url, DataRequest::Look { url: url.clone() }) {
             Ok(bytes) => Some((url.clone(), bytes?)),
             Err(problem) => {
                 log::warn!("how large {url} is is not known: {}", problem.sentence);
@@ -155,11 +155,11 @@ impl Data {
 
     /// Has an object fetched, and says how large it is if the memory daemon can soon, or why it cannot be had.
     pub fn begin(&self, url: &str) -> std::result::Result<Option<u64>, Problem> {
-        self.ask(DataRequest::Object { url: url.to_string(), bytes: None, sharer: None, write: None })
+        self.ask(url, DataRequest::Object { url: url.to_string(), bytes: None, sharer: None, write: None })
     }
 
     /// How large the object of a request is; none if nobody says so soon.
-    fn ask(&self, request: DataRequest) -> std::result::Result<Option<u64>, Problem> {
+    fn ask(&self, url: &str, request: DataRequest) -> std::result::Result<Option<u64>, Problem> {
         let ask = || {
             let stream = UnixStream::connect(&self.socket)?;
             frame::send(&stream, &DataRequestHead::new(request), &[])?;
@@ -171,7 +171,7 @@ impl Data {
             Ok((Answer::Failed(problem), _)) => Err(problem),
             Ok(_) => Ok(None),
             Err(error) => {
-                log::warn!("how large an object is is not known: {error}");
+                log::warn!("how large {url} is is not known: {error}");
                 Ok(None)
             }
         }

@@ -117,11 +117,15 @@ impl Heap {
         let stale = std::mem::take(&mut recycler.stale);
         let total = std::mem::take(&mut recycler.stale_bytes);
         let view = recycler.view.clone();
+        // What cannot be unmapped keeps its addresses, and the others do not wait for it.
+        let mut unmapped = Ok(total);
         for (at, bytes) in stale {
-            view.unmap_passed_on(at, bytes)?;
-            self.give_addresses(at, bytes);
+            match view.unmap_passed_on(at, bytes) {
+                Ok(()) => self.give_addresses(at, bytes),
+                Err(code) => unmapped = Err(code),
+            }
         }
-        Ok(total)
+        unmapped
     }
 
     /// The program has freed the large allocation there.
