@@ -178,8 +178,9 @@ def test_the_next_image_copies_only_what_has_changed():
         assert first["from"]["GPU"] > 0 and second["from"] == {"store": second["bytes"]}, (first, second)
 
 
-def test_a_program_that_is_never_quiet_has_the_room_for_its_copy_once():
-    with Rekindle(**CHECKED) as rekindle:
+def test_an_image_takes_the_room_of_the_image_before_over():
+    # Also where it is quiet for a moment, or for longer than it is waited for: the memory stays until the next image then.
+    with Rekindle(**CHECKED, REKINDLE_FAULT="copy-given-back") as rekindle:
         rekindle.run("busy", sys.executable, BUSY, ROUNDS, rekindle.root / "end")
         rekindle.wait(lambda: len(rekindle.lines("busy")) > 2, "kernels")
         room = []
