@@ -26,7 +26,13 @@ def test_a_program_on_two_gpus_goes_on_and_comes_back(rekindle, share):
         assert rekindle.wait_end(name)[-1] == "ok", rekindle.lines(name)
 
 
-@pytest.mark.parametrize("gpu", ["nvidia:0,0", "nvidia:0,", "nvidia:0,x"])
+@pytest.mark.parametrize("gpu", ["nvidia:0,", "nvidia:0,x"])
 def test_gpus_that_are_named_wrongly_are_refused(rekindle, gpu):
     with pytest.raises(CommandError, match=f"no GPU is named {gpu!r}".replace("'", '"')):
+        rekindle("run", "-d", "--name", "program", "--gpu", gpu, "--", "true")
+
+
+@pytest.mark.parametrize(("gpu", "number"), [("nvidia:0,0", 0), ("emulated:2,1,2", 2)])
+def test_a_gpu_that_is_named_twice_is_refused(rekindle, gpu, number):
+    with pytest.raises(CommandError, match=f"names GPU {number} twice"):
         rekindle("run", "-d", "--name", "program", "--gpu", gpu, "--", "true")

@@ -58,7 +58,7 @@ fn rows(index: u32, config: &Config) -> Vec<(i32, i32)> {
         (30, 512), // surface alignment
         (31, 1),   // concurrent kernels
         (32, 0),   // ECC
-        (33, 0xe0 + (config.first + index) as i32),
+        (33, 0xe0 + config.number(index) as i32),
         (34, 0),
         (35, 0),
         (36, 1_000_000), // memory clock, kHz
@@ -203,8 +203,8 @@ pub(crate) fn info(index: u32, config: &Config) -> DeviceInfo {
         kind: rekindle_device::GpuKind::Emulated,
         index,
         name: format!("Rekindle Emulated GPU, {} SMs", config.multiprocessors),
-        uuid: uuid(config.first + index),
-        pci_bus_id: format!("0000:{:02X}:00.0", 0xe0 + config.first + index),
+        uuid: uuid(config.number(index)),
+        pci_bus_id: format!("0000:{:02X}:00.0", 0xe0 + config.number(index)),
         total_memory: config.memory,
         compute_capability: CAPABILITY,
         attributes: rows(index, config),
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(info.attribute(10), Some(32));
         assert_eq!(info.attribute(97), Some(227 << 10));
         assert_ne!(info.uuid, uuid(0));
-        let second = Config { first: 1, ..Config::default() };
+        let second = Config { numbers: vec![1], ..Config::default() };
         assert_eq!(super::info(0, &second).uuid, info.uuid);
     }
 }

@@ -1,5 +1,5 @@
-//! What the user can set of the emulated GPUs, as one line of text: `devices=2,memory=8G,bandwidth=12G`. A number alone says
-//! which of the machine's emulated GPUs the first is: `1` is the second of them.
+//! What the user can set of the emulated GPUs, as one line of text: `devices=2,memory=8G,bandwidth=12G`. Numbers alone say
+//! which of the machine's emulated GPUs they are, in their order: `1` is the second of them, `2,0` the third and the first.
 
 use std::path::PathBuf;
 
@@ -14,9 +14,10 @@ pub(crate) const MOST_DEVICES: u32 = 16;
 /// The emulated machine: how many GPUs, and what each of them has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The number of the first device in the machine, 0 to 7: devices of other numbers are other GPUs.
-    pub first: u32,
-    /// 1 to 8.
+    /// The numbers of the first devices in the machine, 0 to 7: devices of other numbers are other GPUs. Further devices follow
+    /// the last of these; without any the first is 0.
+    pub numbers: Vec<u32>,
+    /// 1 to 8, and at least as many as there are numbers.
     pub devices: u32,
     /// Bytes of memory of each device.
     pub memory: u64,
@@ -38,7 +39,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Config {
         Config {
-            first: 0,
+            numbers: Vec::new(),
             devices: 1,
             memory: 4 << 30,
             bandwidth: 0,
@@ -57,7 +58,7 @@ impl Config {
         let mut config = Config::default();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             if pair.bytes().all(|byte| byte.is_ascii_digit()) {
-                config.first = count("number", pair, 0, 7)?;
+                config.numbers.push(count("number", pair, 0, 7)?);
                 continue;
             }
             let (key, value) = pair.split_once('=').ok_or_else(|| Error::Pair(pair.to_owned()))?;
@@ -74,6 +75,8 @@ impl Config {
                 _ => return Err(Error::Key(key.to_owned())),
             }
         }
+        config.devices = config.devices.max(config.numbers.len() as u32);
+        config.check_numbers()?;
         Ok(config)
     }
 
@@ -86,12 +89,33 @@ impl Config {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        count("number", &self.first.to_string(), 0, 7)?;
-        count("devices", &self.devices.to_string(), 1, 8)?;
+        for number in &self.numbers {
+            count("number", &number.to_string(), 0, 7)?;
+        }
+        count("devices", &self.devices.to_string(), self.numbers.len().max(1) as u32, 8)?;
+        self.check_numbers()?;
         count("multiprocessors", &self.multiprocessors.to_string(), 1, 1024)?;
         count("threads", &self.threads.to_string(), 0, 1024)?;
         size("memory", &self.memory.to_string(), 64 << 20)?;
         Ok(())
+    }
+
+    /// The number in the machine of the device at this place.
+    pub(crate) fn number(&self, place: u32) -> u32 {
+        match (self.numbers.get(place as usize), self.numbers.last()) {
+            (Some(number), _) => *number,
+            (None, Some(last)) => last + 1 + place - self.numbers.len() as u32,
+            (None, None) => place,
+        }
+    }
+
+    fn check_numbers(&self) -> Result<(), Error> {
+        let numbers: Vec<u32> = (0..self.devices).map(|place| self.number(place)).collect();
+        let is_again = |(place, number): (usize, &u32)| numbers[..place].contains(number);
+        match numbers.iter().enumerate().find(|(place, number)| is_again((*place, *number))) {
+            Some((_, number)) => Err(Error::Twice { number: *number }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn compute_threads(&self) -> usize {
@@ -164,7 +188,7 @@ mod tests {
         assert_eq!(
             config,
             Config {
-                first: 0,
+                numbers: Vec::new(),
                 devices: 2,
                 memory: 8 << 30,
                 bandwidth: 12 << 30,
@@ -175,7 +199,14 @@ mod tests {
                 context: 5 << 20,
             }
         );
-        assert_eq!(Config::parse("1,memory=8G").unwrap().first, 1);
+        let numbers = |text| {
+            let config = Config::parse(text).unwrap();
+            (0..config.devices).map(|place| config.number(place)).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers("1,memory=8G"), [1]);
+        assert_eq!(numbers("2,0"), [2, 0]);
+        assert_eq!(numbers("1,devices=3"), [1, 2, 3]);
+        assert_eq!(numbers("devices=2"), [0, 1]);
         assert_eq!(Config::parse("").unwrap(), Config::default());
         assert_eq!(Config::parse("memory=512MiB").unwrap().memory, 512 << 20);
     }
@@ -189,6 +220,8 @@ mod tests {
         assert!(Config::parse("green=maybe").unwrap_err().to_string().contains("on or off"));
         assert!(Config::parse("memory").is_err());
         assert!(Config::parse("9").unwrap_err().to_string().contains("from 0 to 7"));
+        assert!(Config::parse("2,2").unwrap_err().to_string().contains("GPU 2 is named twice"));
+        assert!(Config::parse("1,0,devices=3").unwrap_err().to_string().contains("GPU 1 is named twice"));
         assert!(Config::parse("memory=99999999999999999G").is_err());
     }
 }

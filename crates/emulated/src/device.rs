@@ -60,7 +60,7 @@ impl EmulatedDevice {
         output: Arc<Output>,
         machine: &Arc<Contexts>,
     ) -> std::result::Result<EmulatedDevice, Error> {
-        let device = config.first + info.index;
+        let device = config.number(info.index);
         let common = config.common.as_deref().map(|directory| Common::join(directory, device));
         let budget = Budget::new(config.memory, common.transpose().map_err(Error::Common)?);
         let room = |_| Error::NoRoom { needed: config.context >> 20, free: budget.free() >> 20 };

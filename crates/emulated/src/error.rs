@@ -12,6 +12,8 @@ pub enum Error {
     Key(String),
     #[error("the emulated GPU's `{key}` is `{found}`; it must be {expected}")]
     Value { key: String, found: String, expected: String },
+    #[error("the emulated GPU {number} is named twice; name each once")]
+    Twice { number: u32 },
     #[error(
         "what processes have of the emulated GPU's memory cannot be noted: {0}; give a `common` directory that can be written to"
     )]

@@ -24,6 +24,9 @@ pub enum HostError {
     )]
     BadGpu { given: String },
 
+    #[error("{given:?} names GPU {number} twice; name each once")]
+    SameGpu { given: String, number: String },
+
     #[error("this machine has no NVIDIA GPU for {gpu:?}; use `emulated`, or see `rekindle doctor`")]
     NoGpu { gpu: String },
 

@@ -1,6 +1,5 @@
-//! Which GPU a sandbox runs on, as the user says it: `emulated[:SETTINGS]`, `nvidia`, `nvidia:INDEX,...`.
+//! Which GPUs a sandbox runs on, as the user says it: `emulated[:SETTINGS]`, `nvidia`, `nvidia:INDEX,...`.
 
-use std::collections::HashSet;
 use std::path::Path;
 
 use crate::error::Result;
@@ -61,9 +60,12 @@ fn parse(given: &str) -> Result<String> {
     let fits = match (kind, rest) {
         ("emulated", Some(settings)) => !settings.is_empty(),
         ("emulated" | "nvidia", None) => true,
-        ("nvidia", Some(indices)) => are_different(indices),
+        ("nvidia", Some(indices)) => indices.split(',').all(|index| index.parse::<u8>().is_ok()),
         _ => false,
     };
+    if let Some(number) = rest.filter(|_| fits).and_then(named_twice) {
+        return Err(HostError::SameGpu { given: given.to_string(), number: number.to_string() }.into());
+    }
     match (fits, kind, rest) {
         (false, ..) => Err(HostError::BadGpu { given: given.to_string() }.into()),
         (true, "nvidia", None) => Ok("nvidia:0".to_string()),
@@ -71,10 +73,46 @@ fn parse(given: &str) -> Result<String> {
     }
 }
 
-/// Whether these are numbers of GPUs, with commas between, and none twice.
-fn are_different(indices: &str) -> bool {
-    let numbers: Option<Vec<u8>> = indices.split(',').map(|index| index.parse().ok()).collect();
-    numbers.is_some_and(|numbers| numbers.iter().collect::<HashSet<_>>().len() == numbers.len())
+/// The numbers of GPUs among words with commas between.
+fn numbers(words: &str) -> impl Iterator<Item = u8> {
+    words.split(',').filter_map(|word| word.trim().parse().ok())
+}
+
+/// The first number that is among these words for the second time.
+fn named_twice(words: &str) -> Option<u8> {
+    let numbers: Vec<u8> = numbers(words).collect();
+    let again = |(place, number): &(usize, &u8)| numbers[..*place].contains(number);
+    numbers.iter().enumerate().find(again).map(|(_, number)| *number)
+}
+
+/// The choice of all of the machine's GPUs: the real ones where there are some, else the emulated ones, as many as the settings
+/// make.
+pub fn all() -> Result<String> {
+    let own = choose(None)?;
+    if !own.starts_with("nvidia") {
+        return Ok(own);
+    }
+    let is_device = |name: &str| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u8>().is_ok());
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+    let count = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_device)).count();
+    let indices: Vec<String> = (0..count.max(1)).map(|index| index.to_string()).collect();
+    Ok(format!("nvidia:{}", indices.join(",")))
+}
+
+/// The choice of some of the GPUs that `all` chooses, by their places there. `settings`: those of emulated GPUs of which the choice
+/// says nothing itself.
+pub fn some_of(all: &str, places: &[usize], settings: &str) -> String {
+    let (kind, words) = all.split_once(':').unwrap_or((all, settings));
+    let known: Vec<u8> = numbers(words).collect();
+    let number = |place: &usize| match (known.get(*place), known.last()) {
+        (Some(number), _) => usize::from(*number),
+        (None, Some(last)) => usize::from(*last) + 1 + place - known.len(),
+        (None, None) => *place,
+    };
+    let is_setting = |word: &&str| word.contains('=') && !word.trim().starts_with("devices");
+    let chosen = places.iter().map(|place| number(place).to_string());
+    let words: Vec<String> = chosen.chain(words.split(',').filter(is_setting).map(str::to_string)).collect();
+    format!("{kind}:{}", words.join(","))
 }
 
 #[cfg(test)]
@@ -112,8 +150,20 @@ mod tests {
         }
         assert_eq!(parse("emulated").unwrap(), "emulated");
         assert_eq!(parse("emulated:devices=2").unwrap(), "emulated:devices=2");
-        for bad in ["", "nvidia:", "nvidia:x", "emulated:", "amd", "nvidia:-1", "nvidia:0,", "nvidia:1,1"] {
+        assert_eq!(parse("emulated:1,0,sms=4").unwrap(), "emulated:1,0,sms=4");
+        for same in ["nvidia:1,1", "emulated:2,0,2", "emulated:3,memory=8G,3"] {
+            assert!(parse(same).unwrap_err().to_string().contains("twice"), "{same}");
+        }
+        for bad in ["", "nvidia:", "nvidia:x", "emulated:", "amd", "nvidia:-1", "nvidia:0,"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn some_of_the_machines_gpus_are_named_with_their_settings() {
+        assert_eq!(some_of("nvidia:0,1,2,3", &[1, 3], ""), "nvidia:1,3");
+        assert_eq!(some_of("emulated", &[0, 2], "devices=3,memory=8G"), "emulated:0,2,memory=8G");
+        assert_eq!(some_of("emulated", &[1, 2], "2,devices=3,sms=4"), "emulated:3,4,sms=4");
+        assert_eq!(some_of("emulated", &[1], ""), "emulated:1");
     }
 }
