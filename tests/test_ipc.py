@@ -15,11 +15,12 @@ RELAY, CODES, ORPHAN, LATE, SHAREABLE = (PROGRAMS / f"{name}.py" for name in ("r
 class Scene:
     """Relays, of which all that is ever told of a step is the same."""
 
-    def __init__(self, rekindle, processes=2, program=RELAY):
+    def __init__(self, rekindle, processes=2, program=RELAY, gpu=None):
         self.rekindle, self.processes, self.program, self.known = rekindle, processes, program, {}
+        self.gpu = gpu or rekindle.gpu
 
     def begin(self, name, *options):
-        arguments = ("--gpu", self.rekindle.gpu, "--", sys.executable, self.program, self.processes)
+        arguments = ("--gpu", self.gpu, "--", sys.executable, self.program, self.processes)
         self.rekindle("run", "-d", "--name", name, *options, *arguments)
         self.goes_on(name)
         return self

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import os
 
 SIZE = 4096
 PTX = b"""
@@ -48,14 +49,14 @@ class Handle(ctypes.Structure):
 
 
 class Cuda:
-    """A context, a stream, and a kernel that steps numbers."""
+    """A context on the GPU of the number `RELAY_GPU`, a stream, and a kernel that steps numbers."""
 
     def __init__(self):
         self.cuda = ctypes.CDLL("libcuda.so.1")
         device, context, module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
         self.kernel, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
         self("cuInit", 0)
-        self("cuDeviceGet", ctypes.byref(device), 0)
+        self("cuDeviceGet", ctypes.byref(device), int(os.environ.get("RELAY_GPU", 0)))
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self("cuCtxSetCurrent", context)
         self("cuModuleLoadData", ctypes.byref(module), PTX)

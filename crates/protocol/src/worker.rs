@@ -25,7 +25,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -311,9 +311,12 @@ pub struct Status {
     pub devices: Vec<DeviceInfo>,
     #[serde(default)]
     pub free_bytes: Vec<u64>,
-    /// UUIDs of the GPUs whose memory the first of these can copy from by itself.
+    /// UUIDs of the GPUs whose memory each of these can copy from by itself.
     #[serde(default)]
-    pub reaches: Vec<String>,
+    pub reaches: Vec<Vec<String>>,
+    /// Bytes of device memory that the program holds on each of these.
+    #[serde(default)]
+    pub held_bytes: Vec<u64>,
     /// Bytes of device memory that the program holds, how many of them are a cache's, mapped, and of pinned memory.
     pub device_bytes: u64,
     #[serde(default)]

@@ -87,6 +87,8 @@ pub(crate) struct Control {
     ahead: PreCopy,
     /// Memory of another worker's, which the next restore copies from.
     lent: LeftMemory,
+    /// Devices whose memory the next restore takes as it lies, though it is lent.
+    stays: Vec<usize>,
     /// What goes with the next answer.
     along: Vec<OwnedFd>,
     conversations: Arc<Conversations>,
@@ -138,6 +140,7 @@ impl Control {
             code: CodePreCopy::default(),
             ahead: PreCopy::default(),
             lent: LeftMemory::new(),
+            stays: Vec::new(),
             along: Vec::new(),
             conversations,
             demand: None,
@@ -353,7 +356,8 @@ impl Control {
             }
             Request::HandOver(_) | Request::LetGo(_) => Err("this worker is awake and keeps nothing".into()),
             Request::StandStill(_) => self.stand_still().map(answer::<ask::StandStill>),
-            Request::Memory(ask::Memory { names, copy }) => {
+            Request::Memory(ask::Memory { names, copy, stays }) => {
+                self.stays = stays;
                 let memory = if copy { &mut self.lent } else { &mut self.left };
                 memory.extend(names.into_iter().zip(descriptors));
                 Ok(answer::<ask::Memory>(()))

@@ -250,6 +250,13 @@ impl Gpus {
         Some(slot.context.get().map_or(&slot.info, |context| &context.info))
     }
 
+    /// The free memory of a GPU whose context is there, which becomes current.
+    pub(crate) fn free_bytes(&self, device: usize) -> Option<u64> {
+        let gpu = &self.slots.get(device)?.context.get()?.device;
+        let (free, _) = gpu.bind().and_then(|()| gpu.memory_info()).ok()?;
+        Some(free)
+    }
+
     /// UUIDs of the GPUs whose memory this one can have mapped.
     pub(crate) fn reaches(&self, device: usize) -> Vec<[u8; 16]> {
         self.slots.get(device).map_or_else(Vec::new, |slot| self.platform.reaches(slot.index))

@@ -14,6 +14,9 @@ pub struct MigrateArguments {
     pub name: String,
     /// The GPU that it is to move to: nvidia:INDEX or emulated:INDEX. With --to that of the other node; its usual one if
     /// nothing is said.
+    ///
+    /// Of a program with several GPUs as many, each at the place of the one that it replaces: nvidia:2,3. The other node
+    /// chooses those with most memory free if nothing is said.
     #[arg(long, value_name = "GPU", required_unless_present_any = ["to", "take_back"])]
     pub gpu: Option<String>,
     /// The node that it is to move to, by the name that `rekindle node add` has given it.

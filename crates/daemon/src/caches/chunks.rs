@@ -17,8 +17,13 @@ pub type ChunkLocation = (u32, u64);
 
 /// All chunks of buffers on the first GPU that are not zero, in their order.
 pub fn of(image: &Image) -> Vec<Chunk<'_>> {
-    let first_gpu = |part: &&Part| part.attributes["device"].as_u64().unwrap_or_default() == 0;
-    let parts = image.parts(PartKind::GpuBuffer).filter(first_gpu);
+    of_gpu(image, 0)
+}
+
+/// As [`of`], on the GPU at this place.
+pub fn of_gpu(image: &Image, place: usize) -> Vec<Chunk<'_>> {
+    let is_there = |part: &&Part| part.attributes["device"].as_u64().unwrap_or_default() == place as u64;
+    let parts = image.parts(PartKind::GpuBuffer).filter(is_there);
     let chunks = |part: &'_ Part| {
         let numbered = part.chunks.iter().enumerate();
         numbered

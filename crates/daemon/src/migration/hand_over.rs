@@ -15,8 +15,9 @@ use crate::fault;
 use crate::sandboxes::Sandbox;
 use crate::workers::{Worker, gpu_half};
 
-/// Lets a worker have the memory of another one's program, to map, or to copy from.
-pub(super) fn lend(source: &Worker, target: &Worker, copy: bool) -> Result<()> {
+/// Lets a worker have the memory of another one's program: to map, or to copy from, but for that of the devices which stay.
+pub(super) fn lend(source: &Worker, target: &Worker, copies: Option<&[usize]>) -> Result<()> {
+    let (copy, stays) = (copies.is_some(), copies.unwrap_or_default());
     let mut from = 0;
     loop {
         let (names, descriptors) = source.hand_over(from)?;
@@ -25,7 +26,11 @@ pub(super) fn lend(source: &Worker, target: &Worker, copy: bool) -> Result<()> {
         }
         from += names.len();
         let memory: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        target.ask("take memory of another worker's", ask::Memory { names, copy }, &memory)?;
+        target.ask(
+            "take memory of another worker's",
+            ask::Memory { names, copy, stays: stays.to_vec() },
+            &memory,
+        )?;
     }
 }
 

@@ -1,5 +1,5 @@
 //! Moving a program's GPU halves to another GPU of this machine, while the program lives: one for each of its processes that
-//! use a GPU.
+//! use a GPU. A program that sees several GPUs moves to as many, each to the one at its place; some may be the same.
 //!
 //! ```text
 //! program       ──runs──────────────────┬ calls wait ─────────────────────────────┬──runs───▶
@@ -84,6 +84,11 @@ impl Half {
     fn process(&self) -> MovingProcess {
         MovingProcess { worker: self.target.number(), pid: self.source.client() }
     }
+
+    /// What it has on the GPU at this place.
+    fn bytes_on(&self, place: usize) -> u64 {
+        self.status.held_bytes.get(place).copied().unwrap_or_default()
+    }
 }
 
 /// How a move went.
@@ -94,7 +99,7 @@ struct MigrationOutcome {
     rounds: Vec<Round>,
 }
 
-/// Moves a running program's GPU half to this GPU, once its memory was copied ahead at most so many times
+/// Moves a running program's GPU half to this GPU, or these, once its memory was copied ahead at most so many times
 /// through the host's; or, if that is not said, by the way that is best.
 pub fn migrate(
     daemon: &Daemon,
@@ -184,6 +189,11 @@ impl Migration<'_> {
         self.halves.iter().map(|half| half.status.device_bytes).sum()
     }
 
+    /// Of all halves, on the GPU at this place.
+    fn bytes_on(&self, place: usize) -> u64 {
+        self.halves.iter().map(|half| half.bytes_on(place)).sum()
+    }
+
     fn perform(&self, rounds_wanted: Option<u32>) -> Result<MigrationOutcome> {
         let moving = Moving::of(self.gpu, self.halves.iter().map(Half::process));
         self.sandbox.update(|record| record.moving = moving)?;
@@ -194,19 +204,19 @@ impl Migration<'_> {
         let way = plan::check(self, &found, rounds_wanted)?;
         let store = Store::open(&self.store)?;
         self.reply.check_wanted()?;
-        let most = if way == MigrationPath::Host { rounds_wanted.unwrap_or(USUAL_ROUNDS) } else { 0 };
-        let budgets = self.budgets(&found);
+        let most = if way.path == MigrationPath::Host { rounds_wanted.unwrap_or(USUAL_ROUNDS) } else { 0 };
+        let budgets = self.budgets(&found, &way.stays);
         let halves: Vec<_> = self.halves.iter().zip(budgets).collect();
         let copied = gpu_half::each(&halves, |(half, budget)| {
             let mut rounds = Vec::new();
-            let pre_copy = self.copy_rounds(half, &store, (most, *budget), &mut rounds)?;
+            let pre_copy = self.copy_rounds(half, &store, (most, budget.as_deref()), &mut rounds)?;
             Ok((pre_copy, rounds))
         });
         let (pre_copy, rounds): (Vec<_>, Vec<_>) = copied?.into_iter().unzip();
-        let last = self.stop_and_move(&store, way, &pre_copy)?;
+        let last = self.stop_and_move(&store, &way, &pre_copy)?;
         let mut rounds = side_by_side(&rounds);
         rounds.push(last);
-        Ok(MigrationOutcome { way, stopped_us: last.stopped_us, rounds })
+        Ok(MigrationOutcome { way: way.path, stopped_us: last.stopped_us, rounds })
     }
 }
 

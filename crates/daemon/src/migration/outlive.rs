@@ -156,7 +156,7 @@ impl Leaving<'_> {
         let moving = Moving { gpu: self.sandbox.record().gpu, worker, pid, others: Vec::new() };
         self.sandbox.update(|record| record.moving = Some(moving.clone()))?;
         self.sandbox.note_workers();
-        self.timeline.time("lend memory", || hand_over::lend(self.source, target, false))?;
+        self.timeline.time("lend memory", || hand_over::lend(self.source, target, None))?;
         let (lane, start_us) = (self.timeline.lane(GPU), self.timeline.elapsed_us());
         lane.merge(start_us, gpu_half::restore_beside_running(target, image, &self.sandbox.run_directory)?);
         lane.merge(start_us, gpu_half::loaded(target, None)?);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rekindle_device::DeviceInfo;
 use rekindle_protocol::daemon::{MigrationPath, Mode};
 use rekindle_protocol::worker::Status;
 
@@ -43,12 +44,6 @@ pub(super) fn sources(sandbox: &Sandbox, gpu: &str) -> Result<Vec<(Arc<Worker>, 
         return refused("no process of it uses a GPU through Rekindle, so that there is nothing to move");
     }
     let statuses = gpu_half::each(&workers, |worker| worker.status())?;
-    if let Some(status) = statuses.iter().find(|status| status.devices.len() > 1) {
-        return refused(&format!(
-            "it sees {} GPUs, and only a program with one can move; stop it and restore it there",
-            status.devices.len()
-        ));
-    }
     Ok(workers.into_iter().zip(statuses).collect())
 }
 
@@ -65,42 +60,64 @@ pub(super) fn check_all(of: &Migration<'_>) -> Result<()> {
     }
 }
 
-/// Checks the other GPU, of which the workers on it have told, against the one that the program is on. By which way memory
-/// goes there, unless the user has said how often it is to be copied.
-pub(super) fn check(of: &Migration<'_>, there: &[Status], rounds: Option<u32>) -> Result<MigrationPath> {
+/// How memory gets there.
+pub(super) struct Way {
+    pub path: MigrationPath,
+    /// The GPUs that the program keeps, by its numbers: what lies there stays where it is, if it goes directly.
+    pub stays: Vec<usize>,
+}
+
+/// Checks the other GPUs, of which the workers on them have told, against those that the program is on, each against the one at its
+/// place. By which way memory goes there, unless the user has said how often it is to be copied.
+pub(super) fn check(of: &Migration<'_>, there: &[Status], rounds: Option<u32>) -> Result<Way> {
     let gpu = of.gpu;
     let refused = |reason: String| Err(MigrationError::CannotMove { name: of.sandbox.name(), reason }.into());
-    // All halves are on the same GPU, and so are all workers there.
+    // All halves are on the same GPUs, and so are all workers there.
     let Some((here, there)) = of.halves.first().map(|half| &half.status).zip(there.first()) else {
         return refused("nothing of it is on a GPU".to_string());
     };
-    if there.devices.len() > 1 {
-        return refused(format!("{gpu} is {} GPUs; name one", there.devices.len()));
+    match (here.devices.len(), there.devices.len()) {
+        (has, found) if has == found => {}
+        (1, found) => return refused(format!("{gpu} is {found} GPUs; name one")),
+        (has, found) => {
+            return refused(format!(
+                "it sees {has} GPUs, and {gpu} is {found}; name as many, each at the place of the one that it is to replace"
+            ));
+        }
     }
-    if here.gpu_uuid == there.gpu_uuid {
+    let (from, to) = (uuids(here), uuids(there));
+    let places = 0..from.len();
+    let stays: Vec<usize> = places.clone().filter(|place| from[*place] == to[*place]).collect();
+    if stays.len() == from.len() {
         return refused(format!("it runs on {gpu} already"));
     }
-    let (found, wanted) = (machine::gpus(there), machine::gpus(here));
-    if let (Some(wanted), Some(found)) = (wanted.first(), found.first())
-        && (wanted.kind, &wanted.model) != (found.kind, &found.model)
-    {
-        return refused(format!(
-            "it runs on {}, and {gpu} is {}; name a GPU of the same model",
-            wanted.model, found.model
-        ));
+    for (wanted, found) in machine::gpus(here).iter().zip(&machine::gpus(there)) {
+        if (wanted.kind, &wanted.model) != (found.kind, &found.model) {
+            return refused(format!(
+                "it runs on {}, and {gpu} is {}; name a GPU of the same model",
+                wanted.model, found.model
+            ));
+        }
     }
-    let (needed, free) = (of.bytes() + SPARE, there.free_bytes.first().copied().unwrap_or_default());
-    if free < needed {
-        return refused(format!(
-            "it needs {} MB of GPU memory and {} MB are free on {gpu}; free some, or name another GPU",
-            needed >> 20,
-            free >> 20
-        ));
+    // What is mapped is open to all GPUs of the program.
+    let moves = |place: &usize| !stays.contains(place);
+    let is_reached = |place: usize| there.reaches.iter().all(|reached| reached.contains(&from[place]));
+    let is_direct = rounds.is_none() && places.clone().filter(moves).all(is_reached);
+    for place in places.clone().filter(|place| !is_direct || moves(place)) {
+        let (needed, free) = (of.bytes_on(place) + SPARE, free_on(there, place));
+        if free < needed {
+            let which = if from.len() == 1 { String::new() } else { format!("'s GPU {place}") };
+            return refused(format!(
+                "it needs {} MB of GPU memory and {} MB are free on {gpu}{which}; free some, or name another GPU",
+                needed >> 20,
+                free >> 20
+            ));
+        }
     }
-    if rounds.is_none() && there.reaches.contains(&here.gpu_uuid) {
-        return Ok(MigrationPath::Direct);
+    if is_direct {
+        return Ok(Way { path: MigrationPath::Direct, stays });
     }
-    let free = available_memory().min(free_space(&of.daemon.paths.runs));
+    let (needed, free) = (of.bytes() + SPARE, available_memory().min(free_space(&of.daemon.paths.runs)));
     if free < needed {
         return refused(format!(
             "its memory goes through the host's, which takes {} MB, and {} MB are free; free some",
@@ -108,5 +125,14 @@ pub(super) fn check(of: &Migration<'_>, there: &[Status], rounds: Option<u32>) -
             free >> 20
         ));
     }
-    Ok(MigrationPath::Host)
+    Ok(Way { path: MigrationPath::Host, stays })
+}
+
+fn uuids(status: &Status) -> Vec<String> {
+    status.devices.iter().map(DeviceInfo::uuid_text).collect()
+}
+
+/// How much memory a GPU has free, by its place.
+pub(super) fn free_on(status: &Status, place: usize) -> u64 {
+    status.free_bytes.get(place).copied().unwrap_or_default()
 }

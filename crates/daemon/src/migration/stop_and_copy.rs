@@ -7,7 +7,6 @@ use rekindle_protocol::daemon::{MigrationPath, Round};
 use rekindle_protocol::worker::{Cached, Contents};
 use rekindle_store::{Draft, Image, Store};
 
-use crate::caches::chunks;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::machine;
@@ -19,7 +18,8 @@ use crate::workers::gpu_half;
 
 use super::hand_over::{self, Together};
 use super::ipc_names;
-use super::pre_copy::{PreCopy, new_in};
+use super::plan::Way;
+use super::pre_copy::PreCopy;
 use super::{Half, Migration, arrive, plan};
 
 impl Migration<'_> {
@@ -27,10 +27,10 @@ impl Migration<'_> {
     pub(super) fn stop_and_move(
         &self,
         store: &Store,
-        way: MigrationPath,
+        way: &Way,
         pre_copy: &[Option<PreCopy>],
     ) -> Result<Round> {
-        let contents = if way == MigrationPath::Direct { Contents::Left } else { Contents::Saved };
+        let contents = if way.path == MigrationPath::Direct { Contents::Left } else { Contents::Saved };
         let begin = |half: &Half| Ok(store.begin(&self.image_name(half, 0))?);
         let drafts = self.halves.iter().map(begin).collect::<Result<Vec<_>>>()?;
         let halves: Vec<_> = self.halves.iter().zip(&drafts).collect();
@@ -42,7 +42,7 @@ impl Migration<'_> {
         let sources = self.halves.iter().map(|half| &half.source);
         let begin = || Standstill::begin(self.sandbox, sources, contents);
         let standing = self.timeline.time("quiesce", begin)?;
-        match self.move_halves(&standing, drafts, contents, pre_copy) {
+        match self.move_halves(&standing, drafts, (contents, &way.stays), pre_copy) {
             Ok((bytes, problem)) => {
                 standing.end();
                 let stopped_us = began.elapsed().as_micros() as u64;
@@ -67,7 +67,7 @@ impl Migration<'_> {
         &self,
         standing: &Standstill<'_>,
         drafts: Vec<Draft>,
-        contents: Contents,
+        (contents, stays): (Contents, &[usize]),
         pre_copy: &[Option<PreCopy>],
     ) -> Result<(u64, Option<Error>)> {
         fault::point("migrate-quiesced")?;
@@ -85,19 +85,18 @@ impl Migration<'_> {
         let mut bytes = 0;
         let mut halves = Vec::new();
         for ((half, image), pre_copy) in self.halves.iter().zip(&images).zip(pre_copy) {
-            let chunks = chunks::of(image);
             bytes += match contents {
-                Contents::Left => half.status.device_bytes,
-                _ => new_in(&chunks, pre_copy.as_ref()),
+                Contents::Left => {
+                    let kept: u64 = stays.iter().map(|place| half.bytes_on(*place)).sum();
+                    half.status.device_bytes.saturating_sub(kept)
+                }
+                _ => half.new_in(image, pre_copy.as_ref()),
             };
-            halves.push((
-                half,
-                image,
-                pre_copy.as_ref().map_or_else(Vec::new, |pre_copy| pre_copy.rows(&chunks)),
-            ));
+            let cached = pre_copy.as_ref().map_or_else(Vec::new, |pre_copy| pre_copy.rows(image));
+            halves.push((half, image, cached));
         }
         if contents == Contents::Left {
-            let lend = |half: &Half| hand_over::lend(&half.source, &half.target, true);
+            let lend = |half: &Half| hand_over::lend(&half.source, &half.target, Some(stays));
             self.timeline.time("lend memory", || gpu_half::each(&self.halves, lend))?;
         }
         ipc_names::withdraw(&self.sandbox.run_directory)?;

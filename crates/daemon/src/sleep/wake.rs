@@ -268,7 +268,7 @@ fn pass_on(keeper: &Worker, worker: &Worker) -> Result<OwnedFd> {
             client = Some(descriptors.remove(0));
         }
         let memory: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        worker.ask("take over memory", ask::Memory { names, copy: false }, &memory)?;
+        worker.ask("take over memory", ask::Memory { names, copy: false, stays: Vec::new() }, &memory)?;
     }
     let action = "hand the sleeping program over";
     client.ok_or_else(|| WorkerError::Failed { action, reason: "it has no client".to_string() }.into())

@@ -238,10 +238,12 @@ requests! {
     /// After `Restore` and `Loaded` of a half whose client sleeps, and is not to come: stand still for the `Save` that follows.
     StandStill {} => ();
     /// With descriptors: memory for the next `Restore`, by the names of the parts that it is in place of. With `copy` it is another
-    /// worker's, which is to be copied from.
+    /// worker's, which is to be copied from; but for that of the devices in `stays` (the program's numbers), which lies where it is
+    /// to lie.
     Memory {
         names: Vec<String>,
         copy: bool,
+        stays: Vec<usize>,
     } => ();
     /// To a worker whose contexts are shared: serve one client more, whose own requests come to the socket that is made at
     /// this path, whose failure is said in this log, and which has this of the contexts. False if it takes no client with these addresses: one has them, or

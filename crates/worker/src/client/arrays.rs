@@ -98,9 +98,13 @@ impl Client {
         Ok(())
     }
 
-    /// Bytes of all arrays, as far as is known of how a device lays them out.
-    pub(crate) fn array_bytes(&self) -> u64 {
-        self.arrays.values().map(|array| array.description.bytes()).sum()
+    /// Bytes of a device's arrays, as far as is known of how a device lays them out.
+    pub(crate) fn array_bytes(&self, device: usize) -> u64 {
+        self.arrays
+            .values()
+            .filter(|array| array.device == device)
+            .map(|array| array.description.bytes())
+            .sum()
     }
 
     /// Why some texture or surface could not be made again, if that is so.

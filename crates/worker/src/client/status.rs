@@ -28,11 +28,10 @@ impl Client {
     pub(crate) fn status(&mut self) -> Status {
         let free_bytes = (0..self.contexts.len()).map(|device| self.free_bytes(device)).collect();
         let contexts = || self.contexts.iter().flatten();
+        let held_bytes: Vec<u64> = (0..self.contexts.len()).map(|device| self.held_bytes(device)).collect();
         let buffers: usize = contexts().map(|context| context.heap.buffers().len()).sum();
-        let held: u64 = contexts().map(|context| context.heap.bytes()).sum();
         let shared: u64 =
             contexts().map(|context| context.heap.shared_bytes() + context.heap.others_bytes()).sum();
-        let physical: u64 = self.virtual_memory.physical.values().map(|physical| physical.bytes).sum();
         let (pool_bytes, pool_hits, pool_misses) = self.pool();
         let first = self.gpus.info(0);
         Status {
@@ -48,8 +47,9 @@ impl Client {
             driver: self.gpus.platform.driver_name(),
             devices: self.gpus.infos(),
             free_bytes,
-            reaches: self.gpus.reaches(0).iter().map(rekindle_device::uuid_text).collect(),
-            device_bytes: held + physical + self.array_bytes(),
+            reaches: (0..self.gpus.count()).map(|device| self.reaches(device)).collect(),
+            device_bytes: held_bytes.iter().sum(),
+            held_bytes,
             shared_bytes: shared,
             declared: self.declared_data(),
             unbacked_bytes: self.unbacked_bytes(),
@@ -70,10 +70,26 @@ impl Client {
         }
     }
 
-    /// Of a device without a context, all that it has: asking would take making one.
+    /// Bytes of a device's memory that the program has.
+    fn held_bytes(&self, device: usize) -> u64 {
+        let heap = self.contexts[device].as_ref().map_or(0, |context| context.heap.bytes());
+        let physical = self.virtual_memory.physical.values().filter(|physical| physical.device == device);
+        heap + physical.map(|physical| physical.bytes).sum::<u64>() + self.array_bytes(device)
+    }
+
+    /// UUIDs of the GPUs whose memory a device can copy from by itself.
+    fn reaches(&self, device: usize) -> Vec<String> {
+        self.gpus.reaches(device).iter().map(rekindle_device::uuid_text).collect()
+    }
+
+    /// Of a device on which neither the program nor the worker has a context, all that it has: asking would take making one.
     fn free_bytes(&mut self, device: usize) -> u64 {
-        let known = self.memory_space(device).map(|(free, _)| free);
-        known.unwrap_or_else(|_| self.gpus.info(device).map_or(0, |info| info.total_memory))
+        if let Ok((free, _)) = self.memory_space(device) {
+            return free;
+        }
+        let free = self.gpus.free_bytes(device);
+        self.bind_anew();
+        free.unwrap_or_else(|| self.gpus.info(device).map_or(0, |info| info.total_memory))
     }
 
     /// Removes the client's files from the run directory: it has ended.

@@ -139,7 +139,7 @@ impl Control {
     ) -> Result<Vec<Phase>, ControlError> {
         let ask::Restore { image, run_directory, cached, beside, runs } = request;
         let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
-        let lent = std::mem::take(&mut self.lent);
+        let (lent, stays) = (std::mem::take(&mut self.lent), std::mem::take(&mut self.stays));
         let (demand, journal) = self.demand.take().unwrap_or_default();
         let ask::OnDemand { run_ahead: on_demand, order, record } = demand;
         let phases = self.work(stream, move |dispatcher, _| {
@@ -149,6 +149,7 @@ impl Control {
                 directory,
                 left,
                 lent,
+                stays,
                 cached,
                 on_demand,
                 order,

@@ -19,7 +19,7 @@ const BLOCKS: usize = 4;
 /// Makes memory for a cache.
 pub(crate) fn make_cache_memory(dispatcher: &mut Dispatcher, memory: CacheMemory) -> Result<OwnedFd> {
     let index = memory.device.unwrap_or_default();
-    dispatcher.client.bind(index).map_err(device("be used"))?;
+    dispatcher.client.open(index).map_err(device("be used"))?;
     let heap = dispatcher.client.heap(index).map_err(device("be used"))?;
     dispatcher.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;
     let context = dispatcher.client.context(index).map_err(device("be used"))?;
@@ -42,14 +42,14 @@ pub(crate) fn fill_cache(
         ));
     }
     let image = Image::open(image)?;
-    let gpus = save_memory::gpus(&dispatcher.client);
     let index = memory.device.unwrap_or_default();
+    dispatcher.client.open(index).map_err(device("be used"))?;
+    let gpus = save_memory::gpus(&dispatcher.client);
     let gpu = gpus.get(index).and_then(Option::as_ref);
     let gpu =
         gpu.ok_or_else(|| Error::State(format!("a cache is on device {index}, which has no context")))?;
     let views = dispatcher.cache.open_host(cached);
     let sources = Sources::of(&image, &views, None);
-    dispatcher.client.bind(index).map_err(device("be used"))?;
     let heap = dispatcher.client.heap(index).map_err(device("be used"))?;
     dispatcher.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;
     let mapped = dispatcher.cache.writable(gpu.device.clone(), &memory, &descriptor);

@@ -4,7 +4,8 @@
 //!   the other worker's memory ──descriptors──▶ mapped here, read-only ──copied by the GPU──▶ the program's addresses
 //! ```
 //!
-//! The other worker's program stands still until this is over, so that what is copied is all of one moment.
+//! The other worker's program stands still until this is over, so that what is copied is all of one moment. What lies on a GPU
+//! that the program keeps is not copied: both workers have it, and the one that goes on with the program uses it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -13,12 +14,27 @@ use rekindle_device::{Access, Memory, Stream};
 use super::LeftMemory;
 use super::contents::PartLocation;
 use super::error::{Error, Result, device};
+use super::state::{State, buffer_part, physical_part};
 use crate::client::Client;
 
 /// Memory of the other worker's, as it is mapped here.
 struct Window {
     address: u64,
     memory: Memory,
+}
+
+/// Has what lies on these devices be `left`, so that it is mapped in place of being copied; but for a program whose processes have
+/// memory together, each of which finds it again by asking the others.
+pub(super) fn keep(state: &State, stays: &[usize], lent: &mut LeftMemory, left: &mut LeftMemory) {
+    if !state.ipc.is_empty() || !state.physical_shared.is_empty() {
+        return;
+    }
+    let rows = state.devices.iter().enumerate().filter(|(device, _)| stays.contains(device));
+    let buffers = rows.flat_map(|(_, row)| row.context.iter().flat_map(|context| &context.buffers));
+    let physical = state.physical.iter().filter(|row| stays.contains(&row.device));
+    let names = buffers.map(|buffer| buffer_part(buffer.address));
+    let names = names.chain(physical.map(|row| physical_part(row.serial)));
+    left.extend(names.filter_map(|name| lent.remove_entry(&name)));
 }
 
 /// Copies what belongs to each place, and returns how many bytes that were.

@@ -39,6 +39,8 @@ pub(crate) struct RestoreOptions {
     pub left: LeftMemory,
     /// Memory that is copied from, not loaded: another worker's, whose program stands still.
     pub lent: LeftMemory,
+    /// Devices on which what is lent lies where it is to lie: it is mapped too.
+    pub stays: Vec<usize>,
     /// What lies in memories that the dispatcher was given.
     pub cached: Vec<Cached>,
     /// Requests need not wait for all contents.
@@ -71,8 +73,20 @@ pub(crate) fn restore(
     let blocks = begin(dispatcher, &image, &state)?;
     let code_parts = CodeParts::begin(Image::open(image.path())?, &state, kernels::PART);
     timer.lap("worker state", 0);
-    let RestoreOptions { directory, left, lent, mut cached, order, record, based, again, journal, on_demand } =
-        options;
+    let RestoreOptions {
+        directory,
+        mut left,
+        mut lent,
+        stays,
+        mut cached,
+        order,
+        record,
+        based,
+        again,
+        journal,
+        on_demand,
+    } = options;
+    lent::keep(&state, &stays, &mut lent, &mut left);
     let noted = journal.map(Journal::new).transpose();
     let mut journal =
         noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
@@ -138,7 +152,7 @@ pub(crate) fn restore(
     }
     if !lent.is_empty() {
         let mut wanted = restore_memory::wanted(&state, &windows);
-        wanted.retain(|(name, _)| !declared.contains_key(name));
+        wanted.retain(|(name, _)| !declared.contains_key(name) && !left.contains_key(name));
         let bytes = lent::copy(&mut dispatcher.client, wanted, &lent)?;
         timer.lap("GPU memory, from the other GPU", bytes);
     }
