@@ -25,9 +25,9 @@ use crate::sandboxes::recovery::unix_ms;
 use crate::sandboxes::{Sandbox, SandboxError};
 use crate::workers::gpu_half;
 
-use super::image_name;
 use super::logs::Received;
 use super::message::{Answer, Ask, Offer};
+use super::{gpus, image_name};
 
 /// Below what is known of nodes: what comes of logs.
 pub const DIRECTORY: &str = "coming";
@@ -123,15 +123,19 @@ impl Arrival<'_> {
         Ok(self.daemon.store.image(&self.image_name())?)
     }
 
-    /// All that can be known before the program stops, as before any restore. The GPU that it is to have.
-    fn check(&self) -> Result<String> {
+    /// All that can be known before the program stops, as before any restore. The GPU that it is to have; what is chosen here is
+    /// what it gets.
+    fn check(&mut self) -> Result<String> {
         is_welcome(self.daemon, &self.offer)?;
         let image = self.image()?;
         let metadata = ImageMetadata::read(&image)?;
         self.daemon.criu()?;
         let mounts = mounts::choose(&metadata.mounts, &[])?;
         preflight::check_machine(&self.daemon.paths, &image, &metadata, &mounts)?;
-        let gpu = gpu::choose(self.offer.gpu.as_deref())?;
+        let gpu = match self.offer.gpu.as_deref() {
+            Some(named) => gpu::choose(Some(named))?,
+            None => gpus::choose(self.daemon, &image)?,
+        };
         if !metadata.clients.is_empty() {
             let worker = self.daemon.pool.spares.start(&gpu, Box::new(|_| ()))?;
             let status = worker.first_status();
@@ -146,6 +150,7 @@ impl Arrival<'_> {
         let (_, ports) = network::choose(None, &self.offer.publish, (metadata.network, &metadata.ports))?;
         self.daemon.publisher.check(&ports)?;
         fault::point("arrival-checked")?;
+        self.offer.gpu = Some(gpu.clone());
         Ok(gpu)
     }
 

@@ -14,6 +14,7 @@ mod arrival;
 mod departure;
 mod error;
 mod forward;
+mod gpus;
 mod image_name;
 mod logs;
 mod message;
