@@ -50,7 +50,6 @@ pub enum MendObstacle {
     HostMemory,
     Host,
     Others,
-    ManyGpus,
     NoRoom,
     Failed,
     Full,
@@ -59,13 +58,12 @@ pub enum MendObstacle {
 }
 
 impl MendObstacle {
-    const ALL: [MendObstacle; 11] = [
+    const ALL: [MendObstacle; 10] = [
         MendObstacle::Beginning,
         MendObstacle::Changed,
         MendObstacle::HostMemory,
         MendObstacle::Host,
         MendObstacle::Others,
-        MendObstacle::ManyGpus,
         MendObstacle::NoRoom,
         MendObstacle::Failed,
         MendObstacle::Full,
@@ -93,8 +91,7 @@ impl MendObstacle {
             MendObstacle::Others => {
                 "it captures a graph, has CUDA arrays or textures, loads declared data, or has memory or arrays of other processes"
             }
-            MendObstacle::ManyGpus => "it uses several GPUs",
-            MendObstacle::NoRoom => "neither its GPU nor the host has room for a copy of its GPU memory",
+            MendObstacle::NoRoom => "neither its GPUs nor the host have room for a copy of its GPU memory",
             MendObstacle::Failed => "its own work has ended its GPU context",
             MendObstacle::Full => "more was asked for than is kept since the last copy of its GPU memory",
             MendObstacle::Unsaved => "its GPU state could not be written down",

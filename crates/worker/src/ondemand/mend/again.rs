@@ -17,7 +17,7 @@ pub(super) const LOOK: Duration = Duration::from_micros(50);
 /// A request that waited, unless it was answered. One that gives memory back is done in any case.
 pub(super) fn wait_again(
     client: &mut Client,
-    index: usize,
+    devices: &[usize],
     entry: &Entry<'_>,
 ) -> rekindle_device::Result<()> {
     let count = entry.trailer.try_into().map_or(u64::MAX, u64::from_le_bytes);
@@ -26,7 +26,7 @@ pub(super) fn wait_again(
         .get(entry.ring)
         .is_none_or(|thread| u64::from(thread.ring.header().reply.count()) != count);
     if answered {
-        awaited(client, index, entry)?;
+        awaited(client, devices, entry)?;
         if entry.opcode != MemoryFree::OPCODE {
             return Ok(());
         }
@@ -41,7 +41,7 @@ pub(super) fn wait_again(
 }
 
 /// Waits as the program has done: what it asked for then came after that, in whichever stream.
-fn awaited(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_device::Result<()> {
+fn awaited(client: &mut Client, devices: &[usize], entry: &Entry<'_>) -> rekindle_device::Result<()> {
     let invalid = |_| CUDA_ERROR_INVALID_VALUE;
     let body = entry.body;
     let stream = match entry.opcode {
@@ -68,8 +68,10 @@ fn awaited(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_dev
             });
         }
         _ => {
-            while !client.is_idle(index)? {
-                std::thread::sleep(LOOK);
+            for device in devices {
+                while !client.is_idle(*device)? {
+                    std::thread::sleep(LOOK);
+                }
             }
             return Ok(());
         }

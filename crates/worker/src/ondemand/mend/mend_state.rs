@@ -8,10 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rekindle_protocol::frame;
 use rekindle_protocol::mending::{LEDGER, Ledger, MendObstacle, MendStatus, RetainedItem};
-use serde::{Deserialize, Serialize};
 
+use super::base::{self, Base, BaseDescription, NextPart};
 use super::base_memory::{AddressPool, BaseMemory};
-use super::rows::{self, Row};
 use crate::client::Client;
 use crate::ondemand::OnDemandError;
 use crate::ondemand::journal::Journal;
@@ -19,25 +18,18 @@ use crate::successor;
 
 const CLIENT: &str = "client";
 const JOURNALS: [&str; 2] = ["journal-0", "journal-1"];
-const BASES: [&str; 2] = ["base-0", "base-1"];
+/// What names of bases begin with; the slot and the device follow.
+const BASE: &str = "base-";
 
-/// What is to be known of a base.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct BaseDescription {
-    pub device: usize,
-    pub bytes: u64,
-    pub on_host: bool,
-    pub rows: Vec<Row>,
-    /// Where the state of the GPU half lies that the journal begins behind.
-    pub image: PathBuf,
+fn base_name(slot: usize, device: usize) -> String {
+    format!("{BASE}{slot}-{device}")
 }
 
 /// Two of each, which take turns.
 pub(super) struct MendState {
     pub ledger: Ledger,
     journals: [Journal; 2],
-    places: [Option<BaseMemory>; 2],
-    about: [Option<BaseDescription>; 2],
+    bases: [Base; 2],
     apart: Option<AddressPool>,
     /// The epoch that counts, or counted last.
     epoch: u64,
@@ -54,8 +46,7 @@ impl MendState {
         Ok(MendState {
             ledger,
             journals: [journal()?, journal()?],
-            places: [None, None],
-            about: [None, None],
+            bases: <[Base; 2]>::default(),
             apart: None,
             epoch: 0,
             daemon: None,
@@ -78,26 +69,18 @@ impl MendState {
             let why = ledger.standing().why.unwrap_or(MendObstacle::Beginning);
             return Err(OnDemandError::Obstacle(why));
         };
-        let mut left = [None, None];
-        for (slot, name) in BASES.into_iter().enumerate() {
-            let Ok((kept, descriptor)) = take(name) else { continue };
+        let mut left = Vec::new();
+        for (kept, descriptor) in held.extract_if(.., |(kept, _)| kept.name.starts_with(BASE)) {
             let about: BaseDescription = serde_json::from_str(&kept.about)?;
-            left[slot] = Some((about, descriptor));
+            left.push((about, descriptor));
         }
-        let slot = (epoch % 2) as usize;
-        if left[slot].is_none() {
-            return Err(OnDemandError::NotHeld(BASES[slot]));
+        let current = || left.iter().map(|(about, _)| about).filter(|about| about.epoch == epoch);
+        if current().next().is_none_or(|about| about.gpus != current().count()) {
+            return Err(OnDemandError::NotHeld(BASE));
         }
-        let keep = MendState {
-            ledger,
-            journals,
-            places: [None, None],
-            about: [None, None],
-            apart: None,
-            epoch,
-            daemon: None,
-        };
-        Ok((keep, Inherited { slot, left }))
+        let keep =
+            MendState { ledger, journals, bases: <[Base; 2]>::default(), apart: None, epoch, daemon: None };
+        Ok((keep, Inherited { epoch, left }))
     }
 
     pub(super) fn standing(&self) -> MendStatus {
@@ -112,18 +95,23 @@ impl MendState {
         &self.journals[(self.epoch % 2) as usize]
     }
 
-    /// Of the base that counts.
-    pub(super) fn device(&self) -> Option<usize> {
-        self.about[(self.epoch % 2) as usize].as_ref().map(|about| about.device)
+    /// The base that counts, or counted last.
+    fn base(&self) -> &Base {
+        &self.bases[(self.epoch % 2) as usize]
+    }
+
+    /// The GPUs that the base is of.
+    pub(super) fn devices(&self) -> Vec<usize> {
+        self.base().about.iter().map(|about| about.device).collect()
     }
 
     pub(super) fn image(&self) -> Option<&PathBuf> {
-        self.about[(self.epoch % 2) as usize].as_ref().map(|about| &about.image)
+        self.base().image()
     }
 
     /// Images of the state that a base belongs to.
     pub(super) fn images(&self) -> impl Iterator<Item = &PathBuf> {
-        self.about.iter().flatten().map(|about| &about.image)
+        self.bases.iter().filter_map(Base::image)
     }
 
     /// Whether somebody holds what is kept.
@@ -145,11 +133,12 @@ impl MendState {
 
     /// False if nobody holds anything any more.
     fn tell_of_base(&self, slot: usize) -> bool {
-        let Some((about, place)) = self.about[slot].as_ref().zip(self.places[slot].as_ref()) else {
-            return true;
-        };
-        let text = serde_json::to_string(about).unwrap_or_default();
-        self.tell(BASES[slot], text, place.descriptor.as_fd())
+        let Base { places, about } = &self.bases[slot];
+        about.iter().all(|about| {
+            let Some(place) = places.get(&about.device) else { return true };
+            let text = serde_json::to_string(about).unwrap_or_default();
+            self.tell(&base_name(slot, about.device), text, place.descriptor.as_fd())
+        })
     }
 
     fn tell(&self, name: &str, about: String, what: BorrowedFd<'_>) -> bool {
@@ -161,69 +150,48 @@ impl MendState {
         told.is_ok()
     }
 
-    /// Makes room for the next base, with the rows that it is to have. Where there is room for one alone, the one that counts
-    /// does no more.
-    pub(super) fn prepare(&mut self, client: &mut Client, index: usize) -> Result<Next, MendObstacle> {
+    /// Makes room for the next base of these GPUs, with the rows that it is to have. Where there is room for one alone, the one that
+    /// counts does no more.
+    pub(super) fn prepare(&mut self, client: &mut Client, devices: &[usize]) -> Result<Next, MendObstacle> {
         let unsaved = |code| {
             log::warn!(
                 "the GPU memory of a program cannot be copied so that a lost worker could be mended: {code}"
             );
             MendObstacle::Unsaved
         };
-        client.bind(index).map_err(unsaved)?;
-        let (rows, bytes) = rows::rows(client, index).map_err(unsaved)?;
+        let parts = base::parts(client, devices).map_err(unsaved)?;
         if self.apart.is_none() {
-            self.apart = Some(AddressPool::reserve(client, index).map_err(unsaved)?);
+            let first = devices.first().copied().unwrap_or_default();
+            self.apart = Some(AddressPool::reserve(client, first).map_err(unsaved)?);
         }
         let Some(apart) = self.apart.as_mut() else { return Err(MendObstacle::Unsaved) };
         let slot = ((self.epoch + 1) % 2) as usize;
-        let fits = |place: &BaseMemory| place.bytes >= bytes && place.bytes / 2 <= bytes.max(4 << 20);
-        if self.places[slot].as_ref().is_some_and(|place| !fits(place))
-            && let Some(place) = self.places[slot].take()
-        {
-            place.close(apart);
-        }
-        if self.places[slot].is_some() {
-            return Ok(Next { slot, rows });
-        }
-        match BaseMemory::new(client, index, apart, bytes) {
-            Ok(place) => self.places[slot] = Some(place),
-            Err(code) => {
-                // The one that there is has to do, if it is large enough; what it holds counts no more.
-                let other = 1 - slot;
-                let found =
-                    self.places[other].take().filter(|_| code == rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY);
-                let Some(place) = found else { return Err(MendObstacle::NoRoom) };
+        let [first, second] = &mut self.bases;
+        let (next, other) = if slot == 0 { (first, second) } else { (second, first) };
+        next.about.clear();
+        for part in &parts {
+            client.bind(part.device).map_err(unsaved)?;
+            let lapse = || {
                 self.ledger.lapse(MendObstacle::Taking);
-                self.about[other] = None;
-                if fits(&place) {
-                    self.places[slot] = Some(place);
-                } else {
-                    place.close(apart);
-                    let place =
-                        BaseMemory::new(client, index, apart, bytes).map_err(|_| MendObstacle::NoRoom)?;
-                    self.places[slot] = Some(place);
-                }
-            }
+                // What it held is this one's from now on.
+                forget(self.daemon.as_ref(), 1 - slot, part.device);
+            };
+            next.make_room(client, part, apart, other, lapse)?;
         }
-        Ok(Next { slot, rows })
+        Ok(Next { slot, parts })
     }
 
     /// Copies memory, and has the epoch begin that this belongs to: with what lasts of the journal, or with `anew` an empty one.
     pub(super) fn begin(
         &mut self,
         client: &mut Client,
-        index: usize,
         next: Next,
         image: PathBuf,
         (ticket, anew): (u64, bool),
         began: std::time::Instant,
     ) -> Result<(), MendObstacle> {
-        let Next { slot, rows } = next;
-        let Some(place) = &self.places[slot] else { return Err(MendObstacle::NoRoom) };
-        let (address, bytes, on_host) = (place.address, place.bytes, place.is_on_host());
-        let taken = client.bind(index).and_then(|()| rows::take(client, index, &rows, address));
-        if let Err(code) = taken {
+        let Next { slot, parts } = next;
+        if let Err((index, code)) = self.bases[slot].take(client, &parts) {
             log::warn!("the GPU memory of a program could not be copied: {code}");
             client.note_fault(index, code);
             return Err(MendObstacle::Unsaved);
@@ -234,17 +202,14 @@ impl MendState {
             return Err(MendObstacle::NoRoom);
         }
         let journal_bytes = journal.since_base() as u64;
-        let base_bytes = rows.iter().map(|(row, _)| row.bytes()).sum();
-        let rows = rows.into_iter().map(|(row, _)| row).collect();
-        let about = BaseDescription { device: index, bytes, on_host, rows, image };
-        self.about[slot] = Some(about);
+        self.bases[slot].describe(parts, self.epoch + 1, &image);
         if !self.tell_of_base(slot) {
             self.daemon = None;
         }
         self.epoch += 1;
         let taken = MendStatus {
-            base_bytes,
-            base_on_host: on_host,
+            base_bytes: self.base().bytes(),
+            base_on_host: self.base().is_on_host(),
             base_unix_ms: unix_ms(),
             base_us: began.elapsed().as_micros() as u64,
             journal_bytes,
@@ -255,30 +220,26 @@ impl MendState {
     }
 
     pub(super) fn has_device_memory(&self) -> bool {
-        self.places.iter().flatten().any(|place| !place.is_on_host())
+        self.bases.iter().flat_map(|base| base.places.values()).any(|place| !place.is_on_host())
     }
 
     /// Gives the memory of all bases back. None of them counts.
     pub(super) fn give_back(&mut self) {
-        self.about = [None, None];
-        let places = std::mem::take(&mut self.places);
-        if let Some(apart) = &mut self.apart {
-            places.into_iter().flatten().for_each(|place| place.close(apart));
-        }
-        if let Some(daemon) = &self.daemon {
-            for name in BASES {
-                let forget = RetainedItem { name: name.to_string(), about: String::new() };
-                // Whoever holds a descriptor of it holds its memory.
-                let _ = frame::send(daemon, &forget, &[]);
+        let bases = std::mem::take(&mut self.bases);
+        for (slot, base) in bases.into_iter().enumerate() {
+            for (device, place) in base.places {
+                if let Some(apart) = &mut self.apart {
+                    place.close(apart);
+                }
+                forget(self.daemon.as_ref(), slot, device);
             }
         }
     }
 
-    /// Opens the places of bases that another worker has left, and makes memory what the one holds that counts.
+    /// Opens the places of bases that another worker has left, those of the base that counts and others to be used again.
     pub(super) fn open(&mut self, client: &mut Client, inherited: Inherited) -> Result<(), OnDemandError> {
-        let Inherited { slot: current, left } = inherited;
-        for (slot, left) in left.into_iter().enumerate() {
-            let Some((about, descriptor)) = left else { continue };
+        let Inherited { epoch, left } = inherited;
+        for (about, descriptor) in left {
             let opened = (|| {
                 if self.apart.is_none() {
                     self.apart = Some(AddressPool::reserve(client, about.device)?);
@@ -286,12 +247,15 @@ impl MendState {
                 let apart = self.apart.as_mut().ok_or(rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY)?;
                 BaseMemory::open(client, about.device, apart, (about.bytes, about.on_host), descriptor)
             })();
+            let (counts, base) = (about.epoch == epoch, &mut self.bases[(about.epoch % 2) as usize]);
             match opened {
                 Ok(place) => {
-                    self.places[slot] = Some(place);
-                    self.about[slot] = Some(about);
+                    base.places.insert(about.device, place);
+                    if counts {
+                        base.about.push(about);
+                    }
                 }
-                Err(code) if slot == current => return Err(OnDemandError::Copy(code)),
+                Err(code) if counts => return Err(OnDemandError::Copy(code)),
                 Err(code) => log::warn!("a copy of GPU memory of a lost worker cannot be used: {code}"),
             }
         }
@@ -299,31 +263,37 @@ impl MendState {
     }
 
     pub(super) fn put_back(&self, client: &mut Client) -> Result<(), OnDemandError> {
-        let slot = (self.epoch % 2) as usize;
-        let kept = self.about[slot].as_ref().zip(self.places[slot].as_ref());
-        let (about, place) = kept.ok_or(OnDemandError::NoCopy)?;
-        client
-            .bind(about.device)
-            .and_then(|()| rows::put_back(client, about.device, &about.rows, place.address))
-            .map_err(OnDemandError::Memory)
+        if self.base().about.is_empty() {
+            return Err(OnDemandError::NoCopy);
+        }
+        self.base().put_back(client).map_err(OnDemandError::Memory)
     }
 }
 
 /// The base that is about to be taken.
 pub(super) struct Next {
     slot: usize,
-    rows: Vec<(Row, u64)>,
+    parts: Vec<NextPart>,
 }
 
 /// What of bases another worker has left.
 pub(super) struct Inherited {
-    slot: usize,
-    left: [Option<(BaseDescription, OwnedFd)>; 2],
+    /// The one that counts.
+    epoch: u64,
+    left: Vec<(BaseDescription, OwnedFd)>,
 }
 
 impl Inherited {
     pub(super) fn image(&self) -> Option<PathBuf> {
-        self.left[self.slot].as_ref().map(|(about, _)| about.image.clone())
+        self.left.iter().find(|(about, _)| about.epoch == self.epoch).map(|(about, _)| about.image.clone())
+    }
+}
+
+/// Has who holds a base's descriptor, and its memory by that, let go of it.
+fn forget(daemon: Option<&UnixStream>, slot: usize, device: usize) {
+    if let Some(daemon) = daemon {
+        let forget = RetainedItem { name: base_name(slot, device), about: String::new() };
+        let _ = frame::send(daemon, &forget, &[]);
     }
 }
 

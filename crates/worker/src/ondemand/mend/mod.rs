@@ -10,6 +10,8 @@
 //! all else ([`crate::image::save_bare`]), and the journal of what was asked for since. Another worker builds that state, puts
 //! the base back and does the journal once more ([`replay`]). What makes that right:
 //!
+//! - The base is of all GPUs that the program has a context on, at a moment when none has anything to do, and the journal is one, in
+//!   the order of requests: what a kernel or a copy changes on another GPU is in both.
 //! - A request is in the journal before it is done, and the program is told of it after that.
 //! - What the program was given of memory meanwhile is noted with a hash ([`told`]); if something else comes out, it does not go
 //!   on as if nothing had happened, unless it wants to.
@@ -22,6 +24,7 @@
 
 mod again;
 mod allocation;
+mod base;
 mod base_memory;
 mod compare;
 mod host_copies;
@@ -351,8 +354,7 @@ impl Mend {
     }
 
     fn try_to_begin(&mut self, client: &mut Client, next: u64, began: Instant) -> Result<(), MendObstacle> {
-        let mut open = client.open_devices();
-        let (Some(index), None) = (open.next(), open.next()) else { return Err(MendObstacle::ManyGpus) };
+        let devices: Vec<usize> = client.open_devices().collect();
         let failed = |_| MendObstacle::Unsaved;
         fault::point("mend-taking").map_err(failed)?;
         let anew = self.is_changed
@@ -363,9 +365,9 @@ impl Mend {
             Some(image) => image.clone(),
             None => self.write_state(client)?,
         };
-        let prepared = self.keep.prepare(client, index)?;
+        let prepared = self.keep.prepare(client, &devices)?;
         fault::point("mend-prepared").map_err(failed)?;
-        self.keep.begin(client, index, prepared, image, (next, anew), began)?;
+        self.keep.begin(client, prepared, image, (next, anew), began)?;
         fault::point("mend-taken").map_err(failed)
     }
 

@@ -101,7 +101,9 @@ impl MendTakeover {
 /// Does the journal once more; whether a fault of the program's own has ended that.
 fn replay(client: &mut Client, keep: &MendState, how: MendMode) -> Result<bool, OnDemandError> {
     let journal = keep.current();
-    let index = keep.device().ok_or(OnDemandError::NoCopy)?;
+    let devices = keep.devices();
+    // What is registered is known to all contexts of the process.
+    let index = devices.first().copied().ok_or(OnDemandError::NoCopy)?;
     let told = |entry: &Entry<'_>| entry.flags.is_told().then(|| told_bytes(entry)).flatten();
     let room: u64 = journal.requests_at().filter_map(|(_, entry)| told(&entry)).map(rounded).sum();
     let brings = journal.requests_at().any(|(_, entry)| !entry.staged.is_empty());
@@ -111,7 +113,7 @@ fn replay(client: &mut Client, keep: &MendState, how: MendMode) -> Result<bool, 
     let source = brings.then(|| Registration::new(&device, memory, length as u64, Access::ReadWrite));
     let source = source.transpose().map_err(OnDemandError::Requests)?;
     let scratch = (room > 0).then(|| scratch(&device, room)).transpose().map_err(OnDemandError::Requests)?;
-    let done = once_more(client, keep, how, (index, scratch.as_ref().map_or(0, HostMemory::address)));
+    let done = once_more(client, keep, how, (&devices, scratch.as_ref().map_or(0, HostMemory::address)));
     match done.is_ok() {
         // Nothing is copied from or to them any more.
         true => drop((source, scratch)),
@@ -121,12 +123,12 @@ fn replay(client: &mut Client, keep: &MendState, how: MendMode) -> Result<bool, 
     done
 }
 
-/// As [`replay`], on this device, with copies to the host from this address on.
+/// As [`replay`], on these devices, with copies to the host from this address on.
 fn once_more(
     client: &mut Client,
     keep: &MendState,
     how: MendMode,
-    (index, mut next): (usize, u64),
+    (devices, mut next): (&[usize], u64),
 ) -> Result<bool, OnDemandError> {
     let journal = keep.current();
     let memory = journal.memory().0;
@@ -141,7 +143,7 @@ fn once_more(
         }
         let operation = name(entry.opcode).unwrap_or("a request");
         let done = match (entry.opcode, told_bytes(&entry)) {
-            _ if entry.flags.waits() => wait_again(client, index, &entry),
+            _ if entry.flags.waits() => wait_again(client, devices, &entry),
             (opcode, _) if allocation::makes(opcode) => allocation::again(client, &entry),
             (Upload::OPCODE | Copy::OPCODE, _) if !entry.staged.is_empty() => {
                 from_journal(client, &entry, memory)
@@ -171,7 +173,7 @@ fn once_more(
         keep.put_back(client)?;
     }
     client.close_batches();
-    fault = fault || !comes_to_rest(client, index);
+    fault = fault || !devices.iter().all(|device| comes_to_rest(client, *device));
     if !fault {
         check(&compared, how)?;
         for (mark, address, bytes) in fresh {

@@ -1,7 +1,9 @@
 //! What of a GPU's memory a program can change, row by row, and where each lies in a base.
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND};
-use rekindle_device::{Result, Stream};
+use std::sync::Arc;
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CuResult};
+use rekindle_device::{Device, Result, Stream};
 use serde::{Deserialize, Serialize};
 
 use crate::client::Client;
@@ -67,49 +69,78 @@ pub(super) fn rows(client: &Client, index: usize) -> Result<(Vec<(Row, u64)>, u6
     Ok((rows, offset.max(1)))
 }
 
-/// Makes the base what memory holds now. Nothing is under way on the device, whose context is current.
-pub(super) fn take(client: &mut Client, index: usize, rows: &[(Row, u64)], base: u64) -> Result<()> {
-    with_windows(client, rows.iter().map(|(row, _)| row), |client, windows| {
-        let context = client.context(index)?;
-        let stream = context.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
-        for (row, address) in rows {
-            let from = match &row.what {
-                MemoryObject::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
-                _ => *address,
-            };
-            context.device.copy(base + row.offset, from, row.bytes, stream)?;
+/// Makes the bases of devices, each at its address, what their memory holds now. Nothing is under way on any. An error names the
+/// device.
+pub(super) fn take(
+    client: &mut Client,
+    parts: &[(usize, &[(Row, u64)], u64)],
+) -> std::result::Result<(), (usize, CuResult)> {
+    let (mut on, rows) = (0, parts.iter().flat_map(|(_, rows, _)| rows.iter().map(|(row, _)| row)));
+    let taken = with_windows(client, rows, |client, windows| {
+        // The devices copy side by side.
+        for (index, rows, base) in parts {
+            on = *index;
+            let (device, stream) = copies(client, *index)?;
+            for (row, address) in *rows {
+                let from = match &row.what {
+                    MemoryObject::Physical { serial } => {
+                        windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?
+                    }
+                    _ => *address,
+                };
+                device.copy(base + row.offset, from, row.bytes, stream)?;
+            }
         }
-        context.device.stream_synchronize(stream)
+        parts.iter().try_for_each(|(index, ..)| {
+            on = *index;
+            let (device, stream) = copies(client, *index)?;
+            device.stream_synchronize(stream)
+        })
+    });
+    taken.map_err(|code| (on, code))
+}
+
+/// Where a device, which becomes current, does what is copied for bases.
+fn copies(client: &mut Client, index: usize) -> Result<(Arc<dyn Device>, Stream)> {
+    client.bind(index)?;
+    let context = client.context(index)?;
+    let stream = context.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
+    Ok((context.device.clone(), stream))
+}
+
+/// Makes memory of devices what their bases hold, each at its address.
+pub(super) fn put_back(client: &mut Client, parts: &[(usize, &[Row], u64)]) -> Result<()> {
+    let rows = parts.iter().flat_map(|(_, rows, _)| rows.iter());
+    with_windows(client, rows, |client, windows| {
+        parts.iter().try_for_each(|(index, rows, base)| put_back_on(client, *index, rows, *base, windows))
     })
 }
 
-/// Makes memory what the base holds.
-pub(super) fn put_back(client: &mut Client, index: usize, rows: &[Row], base: u64) -> Result<()> {
-    with_windows(client, rows.iter(), |client, windows| {
-        let device = &client.context(index)?.device;
-        for Row { what, bytes, offset } in rows {
-            let to = match what {
-                MemoryObject::Buffer { address } => *address,
-                MemoryObject::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
-                MemoryObject::Global { loaded_at, name } => {
-                    let module = client.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
-                    let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
-                    let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
-                    let (address, found) = device.global(handle, name)?;
-                    if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
-                }
-            };
-            device.copy(to, base + offset, *bytes, Stream::LEGACY)?;
-        }
-        device.stream_synchronize(Stream::LEGACY)
-    })
+fn put_back_on(client: &mut Client, index: usize, rows: &[Row], base: u64, windows: &Physical) -> Result<()> {
+    client.bind(index)?;
+    let device = &client.context(index)?.device;
+    for Row { what, bytes, offset } in rows {
+        let to = match what {
+            MemoryObject::Buffer { address } => *address,
+            MemoryObject::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
+            MemoryObject::Global { loaded_at, name } => {
+                let module = client.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
+                let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
+                let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
+                let (address, found) = device.global(handle, name)?;
+                if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
+            }
+        };
+        device.copy(to, base + offset, *bytes, Stream::LEGACY)?;
+    }
+    device.stream_synchronize(Stream::LEGACY)
 }
 
 /// Has memory that the program maps itself be mapped somewhere meanwhile, if any of the rows is of such.
 fn with_windows<'r>(
     client: &mut Client,
     mut rows: impl Iterator<Item = &'r Row>,
-    body: impl FnOnce(&Client, &Physical) -> Result<()>,
+    body: impl FnOnce(&mut Client, &Physical) -> Result<()>,
 ) -> Result<()> {
     if !rows.any(|row| matches!(row.what, MemoryObject::Physical { .. })) {
         return body(client, &Physical::default());
