@@ -212,6 +212,29 @@ def test_one_without_its_gpu_memory_is_brought_back(rekindle):
     assert not wrong.exists()
 
 
+def test_one_that_was_brought_back_is_ended_with_its_worker_and_brought_back_again():
+    with Rekindle(REKINDLE_FAULT="checkpoint-begun:hang") as rekindle:
+        rekindle.let_go("checkpoint-begun")
+        wrong = run_on_gpu(rekindle)
+        crash(rekindle)
+        comes_back(rekindle)
+        # No image has what follows.
+        rekindle.hold_again("checkpoint-begun")
+        rekindle.reached("checkpoint-begun")
+        row = rekindle.sandbox("a")
+        # It asks the GPU for nothing any more, and does not end by itself.
+        for pid in machine.tree(row["pid"]):
+            os.kill(pid, signal.SIGSTOP)
+        (worker,) = row["workers"]
+        os.kill(worker, signal.SIGKILL)
+        rekindle.wait(lambda: not machine.is_alive(row["pid"]), "its end", limit=20)
+        rekindle.let_go("checkpoint-begun")
+        rekindle.wait(lambda: recovery(rekindle)["recoveries"] > row["recovery"]["recoveries"], "the next recovery")
+        comes_back(rekindle, worker)
+        kills.go_on(rekindle, rekindle.sandbox("a")["pid"])
+        assert not wrong.exists()
+
+
 @pytest.mark.parametrize("point", ["restore-created", "restore-vacant", "restore-complete", "restore-running"])
 def test_a_daemon_that_is_killed_while_it_brings_it_back_leaves_that_to_the_next(point):
     with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
