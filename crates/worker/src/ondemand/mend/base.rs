@@ -8,7 +8,7 @@ use rekindle_protocol::mending::MendObstacle;
 use serde::{Deserialize, Serialize};
 
 use super::base_memory::{AddressPool, BaseMemory};
-use super::rows::{self, Row};
+use super::rows::{self, DeviceRows, Row};
 use crate::client::Client;
 
 /// What is to be known of a base on one GPU.
@@ -101,7 +101,7 @@ impl Base {
     pub(super) fn take(&self, client: &mut Client, parts: &[NextPart]) -> Result<(), (usize, CuResult)> {
         let there = parts.iter().filter_map(|part| {
             let place = self.places.get(&part.device)?;
-            Some((part.device, &part.rows[..], place.address))
+            Some(DeviceRows { device: part.device, rows: &part.rows, base: place.address })
         });
         rows::take(client, &there.collect::<Vec<_>>())
     }
@@ -110,7 +110,7 @@ impl Base {
     pub(super) fn put_back(&self, client: &mut Client) -> rekindle_device::Result<()> {
         let parts = self.about.iter().filter_map(|about| {
             let place = self.places.get(&about.device)?;
-            Some((about.device, &about.rows[..], place.address))
+            Some(DeviceRows { device: about.device, rows: &about.rows, base: place.address })
         });
         rows::put_back(client, &parts.collect::<Vec<_>>())
     }

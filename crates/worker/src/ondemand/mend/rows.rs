@@ -69,31 +69,38 @@ pub(super) fn rows(client: &Client, index: usize) -> Result<(Vec<(Row, u64)>, u6
     Ok((rows, offset.max(1)))
 }
 
+/// Rows of a device, and where its base lies.
+pub(super) struct DeviceRows<'r, R> {
+    pub device: usize,
+    pub rows: &'r [R],
+    pub base: u64,
+}
+
 /// Makes the bases of devices, each at its address, what their memory holds now. Nothing is under way on any. An error names the
 /// device.
 pub(super) fn take(
     client: &mut Client,
-    parts: &[(usize, &[(Row, u64)], u64)],
+    parts: &[DeviceRows<'_, (Row, u64)>],
 ) -> std::result::Result<(), (usize, CuResult)> {
-    let (mut on, rows) = (0, parts.iter().flat_map(|(_, rows, _)| rows.iter().map(|(row, _)| row)));
+    let (mut on, rows) = (0, parts.iter().flat_map(|part| part.rows.iter().map(|(row, _)| row)));
     let taken = with_windows(client, rows, |client, windows| {
         // The devices copy side by side.
-        for (index, rows, base) in parts {
-            on = *index;
-            let (device, stream) = copies(client, *index)?;
-            for (row, address) in *rows {
+        for part in parts {
+            on = part.device;
+            let (device, stream) = copies(client, part.device)?;
+            for (row, address) in part.rows {
                 let from = match &row.what {
                     MemoryObject::Physical { serial } => {
                         windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?
                     }
                     _ => *address,
                 };
-                device.copy(base + row.offset, from, row.bytes, stream)?;
+                device.copy(part.base + row.offset, from, row.bytes, stream)?;
             }
         }
-        parts.iter().try_for_each(|(index, ..)| {
-            on = *index;
-            let (device, stream) = copies(client, *index)?;
+        parts.iter().try_for_each(|part| {
+            on = part.device;
+            let (device, stream) = copies(client, part.device)?;
             device.stream_synchronize(stream)
         })
     });
@@ -109,17 +116,17 @@ fn copies(client: &mut Client, index: usize) -> Result<(Arc<dyn Device>, Stream)
 }
 
 /// Makes memory of devices what their bases hold, each at its address.
-pub(super) fn put_back(client: &mut Client, parts: &[(usize, &[Row], u64)]) -> Result<()> {
-    let rows = parts.iter().flat_map(|(_, rows, _)| rows.iter());
+pub(super) fn put_back(client: &mut Client, parts: &[DeviceRows<'_, Row>]) -> Result<()> {
+    let rows = parts.iter().flat_map(|part| part.rows.iter());
     with_windows(client, rows, |client, windows| {
-        parts.iter().try_for_each(|(index, rows, base)| put_back_on(client, *index, rows, *base, windows))
+        parts.iter().try_for_each(|part| put_back_on(client, part, windows))
     })
 }
 
-fn put_back_on(client: &mut Client, index: usize, rows: &[Row], base: u64, windows: &Physical) -> Result<()> {
-    client.bind(index)?;
-    let device = &client.context(index)?.device;
-    for Row { what, bytes, offset } in rows {
+fn put_back_on(client: &mut Client, part: &DeviceRows<'_, Row>, windows: &Physical) -> Result<()> {
+    client.bind(part.device)?;
+    let device = &client.context(part.device)?.device;
+    for Row { what, bytes, offset } in part.rows {
         let to = match what {
             MemoryObject::Buffer { address } => *address,
             MemoryObject::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
@@ -131,7 +138,7 @@ fn put_back_on(client: &mut Client, index: usize, rows: &[Row], base: u64, windo
                 if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
             }
         };
-        device.copy(to, base + offset, *bytes, Stream::LEGACY)?;
+        device.copy(to, part.base + offset, *bytes, Stream::LEGACY)?;
     }
     device.stream_synchronize(Stream::LEGACY)
 }
