@@ -7,7 +7,9 @@
 mod aside;
 mod buffer;
 mod first_use;
+mod freed;
 mod heap;
+mod others;
 mod pinned;
 mod recycling;
 mod slab;
