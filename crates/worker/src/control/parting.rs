@@ -25,7 +25,8 @@ use std::time::Duration;
 use rekindle_protocol::fault;
 use rekindle_protocol::worker::Parted;
 
-use super::{Control, ControlError, readable};
+use super::sockets::readable;
+use super::{Control, ControlError};
 use crate::dispatch::{Dispatcher, Ended};
 
 impl Control {
