@@ -20,10 +20,10 @@ LITTLE = 8 * MB
 class Program:
     """One program; what it is told, and what it says."""
 
-    def __init__(self, rekindle, name="one", options=LAZY, gpu=None):
+    def __init__(self, rekindle, name="one", options=LAZY, gpu=None, share=("--share", "us")):
         self.rekindle, self.name, self.gpu = rekindle, name, gpu or rekindle.gpu
         self.commands, self.told = rekindle.root / f"{name}.commands", 0
-        rekindle("run", "-d", "--share", "us", "--name", name, "--gpu", self.gpu, *options, "--", sys.executable, PROGRAM, self.commands)
+        rekindle("run", "-d", *share, "--name", name, "--gpu", self.gpu, *options, "--", sys.executable, PROGRAM, self.commands)
         assert rekindle.wait_lines(name, 1) == ["ready"], rekindle.lines(name)
 
     def restored(self, image, name, *options):
@@ -45,6 +45,11 @@ class Program:
     def stats(self):
         (stats,) = self.rekindle.json("stats", "--no-stream", self.name)["sandboxes"]
         return stats
+
+    def counts(self):
+        """First uses that found memory in the pool, and those for which it was made."""
+        stats = self.stats()
+        return stats["pool_hits"], stats["pool_misses"]
 
     def has(self, unbacked, backed):
         """Waits until so many MB have no memory, and about so many have."""

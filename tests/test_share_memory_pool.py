@@ -12,11 +12,6 @@ def restless():
         yield instance
 
 
-def counts(one):
-    stats = one.stats()
-    return stats["pool_hits"], stats["pool_misses"]
-
-
 def pool(one):
     return one.stats()["pool_bytes"]
 
@@ -32,9 +27,9 @@ def test_what_one_has_freed_is_anothers_at_once(restless):
     for way, size in (("free", 16), ("freed", 20)):
         assert one(f"alloc {way}-a {size * MB}") == one(f"launch {way}-a 1") == one(f"{way} {way}-a") == "ok"
         has(restless, other, size)
-        hits, misses = counts(other)
+        hits, misses = other.counts()
         assert other(f"alloc {way}-b {size * MB}") == other(f"launch {way}-b 2") == "ok"
-        assert counts(other) == (hits + 1, misses)
+        assert other.counts() == (hits + 1, misses)
         has(restless, other, 0)
         # Who has freed it gets other memory.
         assert one(f"allocated {way}-c {size * MB}") == one(f"launch {way}-c 3") == "ok"
@@ -51,9 +46,9 @@ def test_who_allocates_again_what_it_has_freed_has_it_without_a_first_use(restle
     one = Program(restless)
     assert one(f"allocated a {16 * MB}") == one("launch a 1") == one("freed a") == "ok"
     has(restless, one, 16)
-    before = counts(one)
+    before = one.counts()
     assert one(f"allocated b {16 * MB}") == one("launch b 2") == "ok"
-    assert (one("word b"), counts(one)) == ("2 True", before)
+    assert (one("word b"), one.counts()) == ("2 True", before)
     has(restless, one, 0)
 
 
@@ -146,9 +141,9 @@ def test_what_a_request_needs_next_is_made_ahead(rekindle):
     def is_hit():
         # Nothing is there that it has freed.
         has(rekindle, one, 0)
-        before = counts(one)
+        before = one.counts()
         assert one(f"request {16 * MB} 30") == "1 2"
-        return counts(one)[0] > before[0]
+        return one.counts()[0] > before[0]
 
     # The first one shows what requests need.
     assert not is_hit()
