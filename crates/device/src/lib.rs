@@ -130,6 +130,10 @@ pub trait Device: Send + Sync {
 
     /// Free and total bytes.
     fn memory_info(&self) -> Result<(u64, u64)>;
+    /// Whether other processes take their memory of the GPU from the same.
+    fn has_common_memory(&self) -> bool {
+        true
+    }
     fn granularity(&self) -> u64;
     /// Reserves addresses at exactly `address`; nothing is mapped there yet.
     fn reserve(&self, address: u64, bytes: u64) -> Result<()>;

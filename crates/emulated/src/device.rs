@@ -145,6 +145,10 @@ impl Device for EmulatedDevice {
         Ok((self.budget.free(), self.budget.total()))
     }
 
+    fn has_common_memory(&self) -> bool {
+        self.budget.is_common()
+    }
+
     fn granularity(&self) -> u64 {
         GRANULARITY
     }

@@ -32,6 +32,11 @@ impl Budget {
         self.total.saturating_sub(*self.used.lock()).saturating_sub(others)
     }
 
+    /// Whether other processes take from it too.
+    pub fn is_common(&self) -> bool {
+        self.common.is_some()
+    }
+
     pub fn total(&self) -> u64 {
         self.total
     }

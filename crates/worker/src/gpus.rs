@@ -17,6 +17,7 @@ use crate::gpu_link::GpuLink;
 use crate::hashing::Hasher;
 use crate::image::BlockPool;
 use crate::memory::Regions;
+use crate::pressure::Pressure;
 use crate::shared::{ClientDevice, Common, DivisionMember, LinkSettings, PortionError};
 
 /// As many as keep both directions of the link busy.
@@ -76,6 +77,8 @@ pub(crate) struct GpuContext {
     pub hasher: Option<Arc<Hasher>>,
     /// Its place at the GPU's link, which other workers have too. A client's view has none: its context has.
     pub link: Option<Arc<GpuLink>>,
+    /// Pools of other workers, which give way where this one lacks memory. A client's view has none: its context's pool has.
+    pub pressure: Option<Arc<Pressure>>,
     /// The device, where it is a client's view of one that others use too.
     pub view: Option<Arc<ClientDevice>>,
 }
@@ -293,7 +296,7 @@ impl Gpus {
                 shared.device.bind()?;
                 let link = common.link(device, &shared)?;
                 let pieces = common.pieces(device);
-                let pool = common.memory_pool(device, &shared.device);
+                let pool = common.memory_pool(device, &shared);
                 let view =
                     ClientDevice::new(shared.device.clone(), link, pieces, pool, common.health.clone())?;
                 if *memory == ShareMemory::Lazy {
@@ -339,7 +342,8 @@ impl GpuContext {
         let hasher = Hasher::open(device.clone());
         let info = DeviceInfo { index: index as u32, ..device.info().clone() };
         let link = GpuLink::open(&device, link);
-        Ok(GpuContext { info, copies, hasher, device, link, view: None })
+        let pressure = Pressure::open(&*device);
+        Ok(GpuContext { info, copies, hasher, device, link, pressure, view: None })
     }
 
     /// The same context as one of its clients has it.
@@ -353,6 +357,7 @@ impl GpuContext {
             hasher,
             device: view.clone(),
             link: None,
+            pressure: None,
             view: Some(view),
         })
     }

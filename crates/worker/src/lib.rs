@@ -33,11 +33,13 @@ mod keeper;
 mod link;
 mod memory;
 mod ondemand;
+mod pressure;
 mod printed;
 mod shared;
 mod start;
 mod successor;
 mod touched;
+mod worker_page;
 
 pub use arguments::{Arguments, ArgumentsError, Purpose};
 pub use dispatch::Ended;

@@ -49,7 +49,7 @@ pub(crate) struct Freed {
 impl Context {
     pub(crate) fn new(gpu: Arc<GpuContext>, regions: Arc<Regions>) -> Context {
         Context {
-            heap: Heap::new(gpu.device.clone(), regions),
+            heap: Heap::new(gpu.device.clone(), regions, gpu.pressure.clone()),
             device: gpu.device.clone(),
             gpu,
             scratch: Vec::new(),

@@ -12,7 +12,6 @@ use super::Client;
 use super::context::Freed;
 use crate::image::Shadow;
 use crate::memory::map_pinned;
-use crate::shared::ClientDevice;
 
 impl Client {
     /// Free and total bytes; what waits to be used again counts as free, and what waits for its first use does not.
@@ -24,8 +23,8 @@ impl Client {
         let shadow = self.shadow.as_ref().map_or(0, |shadow| shadow.bytes_of(device));
         let shadow = shadow + self.copy_room(device);
         let unbacked = self.context(device)?.heap.unbacked_bytes();
-        let pool = self.view(device).map_or(0, |view| view.pool_bytes());
-        let free = free.saturating_add(kept).saturating_add(shadow).saturating_add(pool).min(total);
+        let pools = self.pool_bytes(device);
+        let free = free.saturating_add(kept).saturating_add(shadow).saturating_add(pools).min(total);
         Ok((free.saturating_sub(unbacked), total))
     }
 
@@ -38,7 +37,7 @@ impl Client {
         loop {
             match attempt(self) {
                 Err(CUDA_ERROR_OUT_OF_MEMORY)
-                    if self.pool_gives_way(device)
+                    if self.pools_give_way(device)
                         || self.trim(device, 0)? != 0
                         || self.copy_rooms_give_way()
                         || self.shadow_gives_way()
@@ -48,14 +47,22 @@ impl Client {
         }
     }
 
-    /// What it has of the context that it shares on this device.
-    pub(crate) fn view(&self, device: usize) -> Option<&ClientDevice> {
-        self.context(device).ok()?.gpu.view.as_deref()
+    /// Bytes that lie ready for first uses in all workers of the GPU.
+    fn pool_bytes(&self, device: usize) -> u64 {
+        let Ok(context) = self.context(device) else { return 0 };
+        match &context.gpu.view {
+            Some(view) => view.pool_bytes() + view.pool_bytes_elsewhere(),
+            None => context.gpu.pressure.as_ref().map_or(0, |pressure| pressure.elsewhere()),
+        }
     }
 
     /// Has the GPU get what lies ready for first uses; false if that is nothing.
-    fn pool_gives_way(&mut self, device: usize) -> bool {
-        self.view(device).is_some_and(|view| view.pool_gives_way())
+    fn pools_give_way(&self, device: usize) -> bool {
+        let Ok(context) = self.context(device) else { return false };
+        match &context.gpu.view {
+            Some(view) => view.pool_gives_way(),
+            None => context.gpu.pressure.as_ref().is_some_and(|pressure| pressure.ask()),
+        }
     }
 
     /// Waits until a shadow is drained, and gives its memory back; false if it has none.

@@ -6,20 +6,18 @@
 //! ```
 //!
 //! A worker changes its own slot alone. All that holds for a while says until when, by the machine's monotonic clock: what one
-//! that was killed or stopped has said is soon over, and nobody waits for it. A slot is its worker's for as long as that holds
-//! the lock of the slot's byte of the file, which the kernel takes from a process that ends.
+//! that was killed or stopped has said is soon over, and nobody waits for it.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapRaw;
 
 use crate::shared::Direction;
+use crate::worker_page;
 
 /// A worker more than this is not scheduled.
 const SLOTS: usize = 63;
@@ -79,13 +77,8 @@ pub(crate) fn now() -> u64 {
 impl LinkPage {
     /// Takes a place in the page of the GPU with this UUID; none if all are taken.
     pub(crate) fn open(directory: &Path, uuid: &[u8; 16]) -> io::Result<Option<LinkPage>> {
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let path = directory.join(format!("{NAME}{}", rekindle_device::uuid_text(uuid)));
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        file.set_len(size_of::<Page>() as u64)?;
-        let mapping = MmapOptions::new().len(size_of::<Page>()).map_raw(&file)?;
-        let Some(slot) = (0..SLOTS).find(|slot| take_lock(&file, *slot)) else { return Ok(None) };
+        let (file, mapping) = worker_page::open(directory, NAME, uuid, size_of::<Page>())?;
+        let Some(slot) = worker_page::take_slot(&file, SLOTS) else { return Ok(None) };
         let page = LinkPage { mapping, _file: file, slot };
         page.clear();
         Ok(Some(page))
@@ -200,22 +193,16 @@ impl LinkPage {
         let way = self.way(way);
         way.bell.fetch_add(1, Ordering::SeqCst);
         if way.sleepers.load(Ordering::SeqCst) != 0 {
-            // SAFETY: the word lives as long as `self`; waking touches no memory of ours.
-            unsafe { libc::syscall(libc::SYS_futex, way.bell.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+            worker_page::wake(&way.bell);
         }
     }
 
     /// Sleeps until the bell is rung after it was `seen`, and no longer than `limit`.
     pub(crate) fn sleep(&self, way: Direction, seen: u32, limit: Duration) {
-        let limit = libc::timespec {
-            tv_sec: limit.as_secs() as libc::time_t,
-            tv_nsec: limit.subsec_nanos() as libc::c_long,
-        };
         let way = self.way(way);
         // Of one that is killed here more is counted than there are, which wakes nobody.
         way.sleepers.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the word lives as long as `self`, and the kernel only reads it; every outcome means "look again".
-        unsafe { libc::syscall(libc::SYS_futex, way.bell.as_ptr(), libc::FUTEX_WAIT, seen, &limit) };
+        worker_page::wait(&way.bell, seen, limit);
         way.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -230,17 +217,6 @@ impl Drop for LinkPage {
 fn is_due(last: u64, now: u64, interval: u64) -> bool {
     // One of the future is of another machine, or from before the clock began anew.
     now.checked_sub(last).is_none_or(|since| since >= interval)
-}
-
-/// Takes the lock of a slot's byte, if nobody has it.
-fn take_lock(file: &File, slot: usize) -> bool {
-    // SAFETY: zero bytes are a valid structure.
-    let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = libc::F_WRLCK as libc::c_short;
-    range.l_whence = libc::SEEK_SET as libc::c_short;
-    (range.l_start, range.l_len) = (slot as libc::off_t, 1);
-    // SAFETY: reads one valid structure.
-    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &range) == 0 }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use rekindle_device::{Access, Device, Event, Memory, Result};
 use super::aside::Aside;
 use super::recycling::Recycler;
 use super::{Buffer, Content, Hold, Regions, Slab, Space, Unbacked};
+use crate::pressure::Pressure;
 
 /// Allocations of at least this size get a handle of their own.
 pub(super) const LARGE: u64 = 1 << 20;
@@ -30,12 +31,18 @@ pub(crate) struct Heap {
     pub(super) unbacked: Option<Unbacked>,
     /// Where memory of first uses comes from and goes to.
     pub(super) recycler: Option<Recycler>,
+    /// Who gives way where memory is lacking.
+    pressure: Option<Arc<Pressure>>,
     /// Behind what is being copied of the program's memory without its knowledge.
     pub(super) copied: Option<Event>,
 }
 
 impl Heap {
-    pub(crate) fn new(device: Arc<dyn Device>, regions: Arc<Regions>) -> Heap {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        regions: Arc<Regions>,
+        pressure: Option<Arc<Pressure>>,
+    ) -> Heap {
         Heap {
             granularity: device.granularity().max(1),
             device,
@@ -47,6 +54,7 @@ impl Heap {
             aside: BTreeMap::new(),
             unbacked: None,
             recycler: None,
+            pressure,
             copied: None,
         }
     }
@@ -202,7 +210,7 @@ impl Heap {
         if !self.take_addresses_at(at, bytes) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let memory = self.device.memory_create(bytes).inspect_err(|_| self.give_addresses(at, bytes))?;
+        let memory = self.make(bytes).inspect_err(|_| self.give_addresses(at, bytes))?;
         self.hold(at, bytes, memory, content);
         Ok(memory)
     }
@@ -297,6 +305,17 @@ impl Heap {
         );
     }
 
+    /// Makes memory; pools of other workers give way to it.
+    fn make(&self, bytes: u64) -> Result<Memory> {
+        loop {
+            match self.device.memory_create(bytes) {
+                Err(CUDA_ERROR_OUT_OF_MEMORY)
+                    if self.pressure.as_ref().is_some_and(|pressure| pressure.ask()) => {}
+                made => return made,
+            }
+        }
+    }
+
     /// Makes memory, or takes what there is, and maps it.
     pub(super) fn back(
         &self,
@@ -307,7 +326,7 @@ impl Heap {
     ) -> Result<Memory> {
         let memory = match from {
             Some(descriptor) => self.device.memory_import(descriptor, bytes)?,
-            None => self.device.memory_create(bytes)?,
+            None => self.make(bytes)?,
         };
         let mapped = self.device.map(at, bytes, memory).and_then(|()| {
             self.device.protect(at, bytes, access).inspect_err(|_| {

@@ -65,9 +65,10 @@ impl Common {
     }
 
     /// Memory of a GPU that is ready for first uses.
-    pub(crate) fn memory_pool(&self, index: usize, device: &Arc<dyn Device>) -> Arc<MemoryPool> {
+    pub(crate) fn memory_pool(&self, index: usize, context: &GpuContext) -> Arc<MemoryPool> {
         let mut pools = self.memory_pools.lock().unwrap_or_else(PoisonError::into_inner);
-        let make = || MemoryPool::new(device.clone(), self.health.clone());
+        let (device, pressure) = (&context.device, &context.pressure);
+        let make = || MemoryPool::new(device.clone(), self.health.clone(), pressure.clone());
         pools.entry(index).or_insert_with(make).clone()
     }
 

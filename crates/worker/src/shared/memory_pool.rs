@@ -3,8 +3,8 @@
 //! ```text
 //!   freed, still mapped ──put──▶ ┌─────────────┐ ──take──▶ a first use of any client
 //!   made ahead ────────────────▶ │ idle memory │
-//!                                └──────┬──────┘ every T/2: no more than algorithm 1 says, and never what is mapped
-//!                                       ▼
+//!                                └──────┬──────┘ every T/2: no more than algorithm 1 says, and than leaves others the margin;
+//!                                       ▼        all of it for whoever lacks memory, in any worker of the GPU
 //!                                    the GPU
 //! ```
 //!
@@ -12,7 +12,12 @@
 //! waits for all of the GPU's work when memory is unmapped, is not asked to. It goes back to the GPU when it is mapped nowhere, or
 //! when somebody lacks memory. T is how long 200 MB take to be made and given back, as in StreamBox, section 5.2.
 
-use std::collections::{BTreeMap, HashSet};
+mod idle;
+mod size;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,16 +25,14 @@ use rekindle_cuda::CUDA_ERROR_OPERATING_SYSTEM;
 use rekindle_device::{Device, Memory, Result};
 
 use super::health::Health;
-use crate::demand::{Demand, ready_bytes};
+use crate::demand::Demand;
+use crate::pressure::Pressure;
+use idle::{IdleMemory, Mapping, Surplus};
 
-/// So much is made and given back to measure the interval; less on a small GPU.
-const MEASURED: u64 = 200 << 20;
-/// The interval is at least this, however fast memory is made, and at most.
-const INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 /// Somebody has lacked memory: none is made ahead for so long.
 const WITHHELD: Duration = Duration::from_millis(100);
-/// This part of the GPU's memory is left to others: nothing is made ahead of it.
-const LEFT_FREE: u64 = 16;
+/// As [`WITHHELD`], where that was another worker: it may have much to allocate.
+const WITHHELD_FOR_OTHERS: Duration = Duration::from_secs(1);
 
 pub(crate) struct MemoryPool {
     shared: Arc<Shared>,
@@ -38,6 +41,8 @@ pub(crate) struct MemoryPool {
 struct Shared {
     device: Arc<dyn Device>,
     health: Arc<Health>,
+    /// Pools of other workers of the GPU; none where nobody is to know of this one.
+    pressure: Option<Arc<Pressure>>,
     state: Mutex<State>,
     wake: Condvar,
     /// Held by whoever unmaps what was passed on, or has memory come and go.
@@ -46,32 +51,28 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// By bytes.
-    idle: BTreeMap<u64, Vec<Memory>>,
-    idle_bytes: u64,
-    /// Where memory that was passed on is still mapped, by who did that and where.
-    mapped: BTreeMap<(u64, u64), Mapping>,
+    memory: IdleMemory,
     demands: Vec<Weak<Demand>>,
     last_user: u64,
     withheld_until: Option<Instant>,
-    /// So many pieces were given back to the GPU.
+    /// When what is mapped last went because others had little.
+    unmapped_for_margin: Option<Instant>,
+    /// Bytes that were given back to the GPU.
     given_back: u64,
     is_over: bool,
 }
 
-#[derive(Clone, Copy)]
-struct Mapping {
-    bytes: u64,
-    memory: Memory,
-}
-
 impl MemoryPool {
-    pub(super) fn new(device: Arc<dyn Device>, health: Arc<Health>) -> Arc<MemoryPool> {
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        health: Arc<Health>,
+        pressure: Option<Arc<Pressure>>,
+    ) -> Arc<MemoryPool> {
         let (state, wake, unmapping) = (Mutex::default(), Condvar::new(), Mutex::default());
-        Arc::new(MemoryPool { shared: Arc::new(Shared { device, health, state, wake, unmapping }) })
+        Arc::new(MemoryPool { shared: Arc::new(Shared { device, health, pressure, state, wake, unmapping }) })
     }
 
-    /// A user, by its number, and what it tells of its needs. With the first one the pool's thread begins.
+    /// A user, by its number, and what it tells of its needs. With the first one the pool's threads begin.
     pub(super) fn join(&self) -> Result<(u64, Arc<Demand>)> {
         let shared = Arc::downgrade(&self.shared);
         let wake = move || {
@@ -85,9 +86,7 @@ impl MemoryPool {
         state.demands.retain(|demand| demand.strong_count() > 0);
         state.demands.push(Arc::downgrade(&demand));
         if state.last_user == 0 {
-            let thread = self.shared.clone();
-            let begun = std::thread::Builder::new().name("memory pool".into()).spawn(move || thread.run());
-            begun.map_err(|error| {
+            self.begin(&mut state).map_err(|error| {
                 log::error!("the memory pool's thread cannot be started: {error}");
                 CUDA_ERROR_OPERATING_SYSTEM
             })?;
@@ -96,59 +95,66 @@ impl MemoryPool {
         Ok((state.last_user, demand))
     }
 
+    fn begin(&self, state: &mut State) -> std::io::Result<()> {
+        let shared = self.shared.clone();
+        std::thread::Builder::new().name("memory pool".into()).spawn(move || shared.run())?;
+        let Some(pressure) = self.shared.pressure.clone().filter(|pressure| pressure.join()) else {
+            return Ok(());
+        };
+        let (shared, served) = (Arc::downgrade(&self.shared), pressure.clone());
+        let serve = move || served.serve(|is_asked| give_others(&shared, is_asked));
+        std::thread::Builder::new().name("memory pressure".into()).spawn(serve)?;
+        state.memory.told = Some(pressure);
+        Ok(())
+    }
+
     /// Memory of exactly so many bytes, if there is some.
     pub(super) fn take(&self, bytes: u64) -> Option<Memory> {
-        let mut state = self.shared.state();
-        // Who has memory mapped may want it back.
-        let mapped = state.mapped_memory();
-        state.take(bytes, |memory| !mapped.contains(&memory)).or_else(|| state.take(bytes, |_| true))
+        self.shared.state().memory.take(bytes)
     }
 
     /// Memory that nobody's work uses any more, and that this user has mapped there.
     pub(super) fn put(&self, bytes: u64, memory: Memory, by: (u64, u64)) {
         let mut state = self.shared.state();
-        state.mapped.insert(by, Mapping { bytes, memory });
-        state.put(bytes, memory);
+        let was_empty = state.memory.bytes() == 0;
+        state.memory.put_mapped(by, Mapping { bytes, memory });
+        drop(state);
+        // Whether others have enough is looked at from here on.
+        if was_empty {
+            self.shared.wake.notify_all();
+        }
     }
 
     /// Takes back what this user has put there; false if somebody has taken it.
     pub(super) fn take_back(&self, bytes: u64, memory: Memory, by: (u64, u64)) -> bool {
-        let mut state = self.shared.state();
-        let is_there = state.take(bytes, |idle| idle == memory).is_some();
-        if is_there {
-            state.mapped.remove(&by);
-        }
-        is_there
+        self.shared.state().memory.take_back(by, Mapping { bytes, memory })
     }
 
     /// A user unmaps what it has passed on, as `unmap` does unless it was unmapped here.
     pub(super) fn unmap<T>(&self, by: (u64, u64), unmap: impl FnOnce(bool) -> T) -> T {
         let _turn = self.shared.turn();
-        let is_mapped = self.shared.state().mapped.contains_key(&by);
+        let is_mapped = self.shared.state().memory.is_mapped(by);
         let done = unmap(is_mapped);
-        self.shared.state().mapped.remove(&by);
+        self.shared.state().memory.forget_mapping(by);
         self.shared.wake.notify_all();
         done
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.shared.state().idle_bytes
+        self.shared.state().memory.bytes()
     }
 
-    /// Somebody lacks memory: gives the GPU back what is mapped nowhere; if there is none, what users have passed on, for which the
-    /// driver waits for all of the GPU's work. False if there was nothing.
+    /// Bytes that pools of other workers have.
+    pub(crate) fn bytes_elsewhere(&self) -> u64 {
+        self.shared.pressure.as_ref().map_or(0, |pressure| pressure.elsewhere())
+    }
+
+    /// Somebody of this process lacks memory: gives the GPU back what is mapped nowhere; if there is none, what users have passed
+    /// on, for which the driver waits for all of the GPU's work; and if there is none, has pools of other workers do so. False if
+    /// there was nothing.
     pub(crate) fn give_way(&self) -> bool {
-        let before = {
-            let mut state = self.shared.state();
-            state.withheld_until = Some(Instant::now() + WITHHELD);
-            state.given_back
-        };
-        // What is just being made is given back with the rest, and what is being given back is waited for.
-        let turn = self.shared.turn();
-        let surplus = self.shared.state().surplus(0, &BTreeMap::new());
-        self.shared.release(&surplus);
-        drop(turn);
-        self.shared.state().given_back != before || self.shared.unmap_all()
+        self.shared.give_way(WITHHELD) > 0
+            || self.shared.pressure.as_ref().is_some_and(|pressure| pressure.ask())
     }
 }
 
@@ -160,70 +166,17 @@ impl Drop for MemoryPool {
 }
 
 impl State {
-    fn put(&mut self, bytes: u64, memory: Memory) {
-        self.idle.entry(bytes).or_default().push(memory);
-        self.idle_bytes += bytes;
-    }
-
-    fn take(&mut self, bytes: u64, is_wanted: impl Fn(Memory) -> bool) -> Option<Memory> {
-        let idle = self.idle.get_mut(&bytes)?;
-        let at = idle.iter().rposition(|memory| is_wanted(*memory))?;
-        let taken = idle.swap_remove(at);
-        if idle.is_empty() {
-            self.idle.remove(&bytes);
-        }
-        self.idle_bytes -= bytes;
-        Some(taken)
-    }
-
-    /// Memory that was passed on and is mapped by who did that.
-    fn mapped_memory(&self) -> HashSet<Memory> {
-        self.mapped.values().map(|mapping| mapping.memory).collect()
-    }
-
-    /// Takes memory out that is mapped nowhere until no more than `keep` bytes are left: first what nobody wants.
-    fn surplus(&mut self, keep: u64, wanted: &BTreeMap<u64, usize>) -> Vec<Memory> {
-        let (mut surplus, mapped) = (Vec::new(), self.mapped_memory());
-        for spares_wanted in [true, false] {
-            let sizes: Vec<u64> = self.idle.keys().rev().copied().collect();
-            for bytes in sizes {
-                let spared = if spares_wanted { wanted.get(&bytes).copied().unwrap_or(0) } else { 0 };
-                while self.idle_bytes > keep && self.idle.get(&bytes).is_some_and(|idle| idle.len() > spared)
-                {
-                    let Some(memory) = self.take(bytes, |memory| !mapped.contains(&memory)) else { break };
-                    surplus.push(memory);
-                }
-            }
-        }
-        surplus
-    }
-
-    /// Bytes of each piece that is to be made, so that what is wanted is there, and no more than `most` bytes.
-    fn missing(&self, most: u64, wanted: &BTreeMap<u64, usize>) -> Vec<u64> {
-        let (mut missing, mut held) = (Vec::new(), self.idle_bytes);
-        for (bytes, count) in wanted {
-            let there = self.idle.get(bytes).map_or(0, Vec::len);
-            for _ in there..*count {
-                if held + bytes <= most {
-                    held += bytes;
-                    missing.push(*bytes);
-                }
-            }
-        }
-        missing
-    }
-
     /// Somebody has lacked memory just now.
     fn is_withheld(&self) -> bool {
         self.withheld_until.is_some_and(|until| Instant::now() < until)
     }
 
+    fn is_under_way(&self) -> bool {
+        self.demands.iter().any(|demand| demand.upgrade().is_some_and(|demand| demand.is_under_way()))
+    }
+
     fn has_work(&self) -> bool {
-        let is_under_way =
-            |demand: &Weak<Demand>| demand.upgrade().is_some_and(|demand| demand.is_under_way());
-        let mapped = self.mapped_memory();
-        self.demands.iter().any(is_under_way)
-            || self.idle.values().flatten().any(|memory| !mapped.contains(memory))
+        self.memory.bytes() > 0 || self.is_under_way()
     }
 }
 
@@ -232,138 +185,74 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
-        if self.device.bind().is_err() {
-            return;
-        }
-        let interval = measure(&*self.device);
-        log::debug!("memory pools are looked at every {:?}", interval / 2);
-        let mut state = self.state();
-        while !state.is_over && self.health.fault().is_none() {
-            if !state.has_work() {
-                state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            drop(state);
-            self.adjust(interval);
-            let waited = self.wake.wait_timeout(self.state(), interval / 2);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        // What a failed context had goes with it.
-        let all = state.surplus(0, &BTreeMap::new());
-        drop(state);
-        self.release(&all);
-    }
-
-    /// Algorithm 1, once.
-    fn adjust(&self, interval: Duration) {
-        let _turn = self.turn();
-        let mut state = self.state();
-        let needs: Vec<_> =
-            state.demands.iter().filter_map(|demand| demand.upgrade()?.need(interval)).collect();
-        let ready = ready_bytes(&needs);
-        let mut wanted = BTreeMap::new();
-        for bytes in needs.iter().flat_map(|need| &need.wanted) {
-            *wanted.entry(*bytes).or_default() += 1;
-        }
-        let surplus = state.surplus(ready, &wanted);
-        let missing = if state.is_withheld() { Vec::new() } else { state.missing(ready, &wanted) };
-        drop(state);
+    /// Gives the GPU back what is mapped nowhere, or else what is mapped, and has none made for so long: how many bytes went since
+    /// this was called.
+    fn give_way(&self, withheld: Duration) -> u64 {
+        let before = {
+            let mut state = self.state();
+            let until = Instant::now() + withheld;
+            state.withheld_until = Some(state.withheld_until.map_or(until, |known| known.max(until)));
+            state.given_back
+        };
+        // What is just being made is given back with the rest, and what is being given back is waited for.
+        let turn = self.turn();
+        let surplus = self.state().memory.surplus(0, &BTreeMap::new());
         self.release(&surplus);
-        for bytes in missing {
-            let is_there = |(free, total): (u64, u64)| free >= bytes + total / LEFT_FREE;
-            if !self.device.memory_info().is_ok_and(is_there) {
-                return;
-            }
-            if self.state().is_withheld() {
-                return;
-            }
-            match self.device.memory_create(bytes) {
-                Ok(memory) => self.state().put(bytes, memory),
-                Err(_) => {
-                    self.state().withheld_until = Some(Instant::now() + WITHHELD);
-                    return;
-                }
-            }
+        drop(turn);
+        if self.state().given_back == before {
+            self.unmap_all();
         }
+        self.state().given_back - before
     }
 
-    /// Unmaps what was passed on, and gives the GPU what nobody has taken of it; false if there is nothing.
-    fn unmap_all(&self) -> bool {
+    /// Unmaps what was passed on, and gives the GPU what nobody has taken of it.
+    fn unmap_all(&self) {
         let _turn = self.turn();
         if self.health.fault().is_some() {
-            return false;
+            return;
         }
         let mut state = self.state();
-        let mapped: Vec<_> = state.mapped.iter().map(|(by, mapping)| (*by, *mapping)).collect();
+        let mapped = state.memory.mappings();
         // Nobody can take it back from here on.
-        let idle: Vec<Memory> = std::mem::take(&mut state.idle).into_values().flatten().collect();
-        state.idle_bytes = 0;
+        let idle = state.memory.take_all();
         drop(state);
         for (by, mapping) in &mapped {
             if let Err(code) = self.device.unmap(by.1, mapping.bytes) {
                 log::warn!("what a program has freed stays mapped: {code}");
                 break;
             }
-            self.state().mapped.remove(by);
+            self.state().memory.forget_mapping(*by);
         }
         self.release(&idle);
-        !mapped.is_empty()
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
         self.unmapping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn release(&self, memory: &[Memory]) {
+    fn release(&self, memory: &Surplus) {
         if self.health.fault().is_some() {
             return;
         }
-        for memory in memory {
+        for (_, memory) in memory {
             if let Err(code) = self.device.memory_release(*memory) {
                 log::warn!("memory of the pool stays in use: {code}");
             }
         }
-        self.state().given_back += memory.len() as u64;
+        self.state().given_back += memory.iter().map(|(bytes, _)| bytes).sum::<u64>();
     }
 }
 
-/// How long memory takes to be made and given back.
-fn measure(device: &dyn Device) -> Duration {
-    let granularity = device.granularity().max(1);
-    let free = device.memory_info().map_or(0, |(free, _)| free);
-    let bytes = MEASURED.min(free / 8) / granularity * granularity;
-    let began = Instant::now();
-    let made = device.memory_create(bytes).and_then(|memory| device.memory_release(memory));
-    let took = if made.is_ok() { began.elapsed() } else { INTERVAL.0 };
-    took.clamp(INTERVAL.0, INTERVAL.1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_mapped_can_be_taken_and_is_not_given_to_the_gpu() {
-        let mut state = State::default();
-        state.put(4, Memory(1));
-        state.put(4, Memory(2));
-        state.mapped.insert((7, 4096), Mapping { bytes: 4, memory: Memory(2) });
-        state.put(8, Memory(3));
-        assert_eq!(state.idle_bytes, 16);
-        // What is wanted goes last.
-        assert_eq!(state.surplus(12, &BTreeMap::from([(8, 1)])), [Memory(1)]);
-        assert_eq!(state.surplus(0, &BTreeMap::new()), [Memory(3)]);
-        assert_eq!((state.take(4, |_| true), state.take(4, |_| true)), (Some(Memory(2)), None));
-        assert_eq!(state.idle_bytes, 0);
+/// Another worker may lack memory: bytes that went, none once the pool is no more.
+fn give_others(shared: &Weak<Shared>, is_asked: bool) -> Option<u64> {
+    let shared = shared.upgrade()?;
+    if shared.state().is_over || shared.health.fault().is_some() || shared.device.bind().is_err() {
+        return None;
     }
-
-    #[test]
-    fn what_is_missing_is_made_up_to_the_size() {
-        let mut state = State::default();
-        state.put(4, Memory(1));
-        let wanted = BTreeMap::from([(4, 2), (16, 1), (32, 1)]);
-        assert_eq!(state.missing(24, &wanted), [4, 16]);
-        assert_eq!(state.missing(0, &wanted), [0; 0]);
+    if !is_asked {
+        return Some(0);
     }
+    let given = shared.give_way(WITHHELD_FOR_OTHERS);
+    log::debug!("{} MB of the memory pool are given to another worker", given >> 20);
+    Some(given)
 }

@@ -249,7 +249,7 @@ mod tests {
     fn clients_of_a_context_have_a_piece_together_until_they_end() {
         let Bench { gpu, cache } = Bench::new();
         let pieces = Arc::new(cache);
-        let pool = MemoryPool::new(gpu.clone(), Arc::default());
+        let pool = MemoryPool::new(gpu.clone(), Arc::default(), None);
         let client =
             || ClientDevice::new(gpu.clone(), None, pieces.clone(), pool.clone(), Arc::default()).unwrap();
         let (first, second) = (client(), client());

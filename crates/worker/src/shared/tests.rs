@@ -115,7 +115,7 @@ impl Model {
             gpu.clone(),
             Some(link),
             Arc::default(),
-            MemoryPool::new(gpu, Arc::default()),
+            MemoryPool::new(gpu, Arc::default(), None),
             Arc::default(),
         )
         .unwrap();

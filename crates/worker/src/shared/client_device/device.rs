@@ -21,6 +21,9 @@ impl Device for ClientDevice {
     fn info(&self) -> &DeviceInfo {
         self.device.info()
     }
+    fn has_common_memory(&self) -> bool {
+        self.device.has_common_memory()
+    }
     fn bind(&self) -> Result<()> {
         if self.is_leaving() { Ok(()) } else { self.device.bind() }
     }

@@ -40,7 +40,12 @@ impl ClientDevice {
         self.pool.bytes()
     }
 
-    /// Has the GPU get what the pool has and nobody has mapped; false if that is nothing.
+    /// Bytes that pools of other workers can give.
+    pub(crate) fn pool_bytes_elsewhere(&self) -> u64 {
+        self.pool.bytes_elsewhere()
+    }
+
+    /// Has the GPU get what the pool has, or what pools of other workers have; false if that is nothing.
     pub(crate) fn pool_gives_way(&self) -> bool {
         self.pool.give_way()
     }
@@ -122,11 +127,13 @@ impl ClientDevice {
         }
     }
 
-    /// Tries again without the pool's memory, where there is too little.
+    /// Tries again without the pools' memory, where there is too little.
     pub(super) fn with_idle_memory<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
-        match make() {
-            Err(CUDA_ERROR_OUT_OF_MEMORY) if self.pool_gives_way() => make(),
-            made => made,
+        loop {
+            match make() {
+                Err(CUDA_ERROR_OUT_OF_MEMORY) if self.pool_gives_way() => {}
+                made => return made,
+            }
         }
     }
 }
