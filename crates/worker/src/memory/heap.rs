@@ -1,4 +1,4 @@
-//! The allocations of one device: where they lie, and the memory that is made for them.
+//! The allocations of one device, and the memory that is made for them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,10 +19,10 @@ const LARGEST_SLAB: u64 = 32 << 20;
 
 pub(crate) struct Heap {
     pub(super) device: Arc<dyn Device>,
-    granularity: u64,
-    regions: Arc<Regions>,
-    reserved: Vec<Range<u64>>,
-    space: Space,
+    pub(super) granularity: u64,
+    pub(super) regions: Arc<Regions>,
+    pub(super) reserved: Vec<Range<u64>>,
+    pub(super) space: Space,
     pub(super) buffers: BTreeMap<u64, Buffer>,
     pub(super) slabs: Vec<u64>,
     /// What is mapped for buffers to come, by where.
@@ -82,54 +82,10 @@ impl Heap {
         &self.buffers
     }
 
-    pub(crate) fn reserved(&self) -> &[Range<u64>] {
-        &self.reserved
-    }
-
     /// Bytes of all handles, but for those that others may take.
     pub(crate) fn bytes(&self) -> u64 {
         let held = self.buffers.values().filter(|buffer| buffer.is_backed() && !buffer.is_passed_on);
         held.map(|buffer| buffer.bytes).sum()
-    }
-
-    /// Takes addresses that nothing is mapped at, followed by a gap that catches overruns.
-    pub(crate) fn take_addresses(&mut self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
-        let with_gap = bytes.checked_add(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        if hint != 0 && hint.is_multiple_of(alignment) && self.space.take_at(hint, with_gap) {
-            return Ok(hint);
-        }
-        if let Some(at) = self.space.take(with_gap, alignment) {
-            return Ok(at);
-        }
-        let needed = with_gap.checked_add(alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let region = self.regions.take(needed).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        self.reserve(region)?;
-        self.space.take(with_gap, alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)
-    }
-
-    pub(crate) fn give_addresses(&mut self, at: u64, bytes: u64) {
-        self.space.give(at, bytes + self.granularity);
-    }
-
-    /// Takes these addresses and the gap after them, as an image has them.
-    pub(crate) fn take_addresses_at(&mut self, at: u64, bytes: u64) -> bool {
-        bytes.checked_add(self.granularity).is_some_and(|bytes| self.space.take_at(at, bytes))
-    }
-
-    /// Reserves a region from the driver.
-    pub(crate) fn reserve(&mut self, region: Range<u64>) -> Result<()> {
-        self.device.reserve(region.start, region.end - region.start)?;
-        self.regions.skip(&region);
-        self.space.give(region.start, region.end - region.start);
-        self.reserved.push(region);
-        Ok(())
-    }
-
-    /// Reserves a region that no memory of the program will lie in.
-    pub(crate) fn reserve_apart(&mut self) -> Result<Range<u64>> {
-        let region = self.regions.take(1).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        self.device.reserve(region.start, region.end - region.start)?;
-        Ok(region)
     }
 
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64> {
@@ -213,12 +169,6 @@ impl Heap {
         let memory = self.make(bytes).inspect_err(|_| self.give_addresses(at, bytes))?;
         self.hold(at, bytes, memory, content);
         Ok(memory)
-    }
-
-    /// Takes addresses for a buffer of so many bytes that gets its memory later: where, and how many bytes that is to have.
-    pub(crate) fn take_room(&mut self, bytes: u64) -> Result<(u64, u64)> {
-        let room = bytes.checked_next_multiple_of(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        Ok((self.take_addresses(room, self.granularity, 0)?, room))
     }
 
     /// Makes memory that is mapped in a window, where it is filled: that, and the memory.

@@ -4,6 +4,7 @@
 //! memory at the same place. A large allocation is one handle at an address of its own; small ones share the handle
 //! of a slab. Memory that the program maps itself (`cuMemMap`) lies in the same range.
 
+mod addresses;
 mod aside;
 mod buffer;
 mod first_use;
