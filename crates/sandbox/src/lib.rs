@@ -69,6 +69,7 @@ mod spawn;
 mod standing;
 mod stat;
 mod system_v;
+mod tcp;
 pub mod terminal;
 pub mod timers;
 mod tracer;

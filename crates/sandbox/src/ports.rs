@@ -5,20 +5,16 @@
 //! until its sockets listen: none of them may be in use by anybody else, unless the program said itself that it shares.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::descriptors::{Described, FILES, Internet, LISTENS, address};
+use crate::descriptors::{Described, FILES, Internet, LISTENS};
 use crate::ended_connections;
 use crate::error::{Error, Result};
 use crate::pages::image::Entries;
 use crate::process;
-
-/// A socket that listens, and a connection that has ended, in the kernel's table.
-const LISTENING: &str = "0A";
-const ENDED: &str = "06";
+use crate::tcp::{self, State, overlap, ports};
 
 /// Those of restores under way.
 static RESERVED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
@@ -48,47 +44,27 @@ pub fn reserve(images: &Path) -> Result<Reserved> {
     let wanted =
         addresses(&files, |socket| socket.state() == Some(LISTENS) && socket.shares_port() == Some(false));
     let alone = addresses(&files, |socket| socket.shares_address() == Some(false));
-    if !alone.is_empty() {
-        let is_meant = |(own, _): &(SocketAddr, SocketAddr)| alone.iter().any(|one| overlap(one, own));
-        ended_connections::forget(&ended().into_iter().filter(is_meant).collect::<Vec<_>>());
-    }
-    if wanted.is_empty() {
-        return Ok(Reserved(wanted));
-    }
+    ended_connections::forget(&alone);
     let mut reserved = reserved();
     if let Some(address) = wanted.iter().find(|address| reserved.iter().any(|other| overlap(address, other)))
     {
         return Err(Error::PortTaken { address: *address, by: "another restore".into() });
     }
-    for (other, inode) in listening() {
-        if let Some(address) = wanted.iter().find(|address| overlap(address, &other)) {
-            return Err(Error::PortTaken { address: *address, by: holder(inode) });
+    let listening = tcp::at_ports(State::Listens, &ports(&wanted))
+        .map_err(Error::io("the kernel did not say who listens on the program's ports"))?;
+    for other in listening {
+        if let Some(address) = wanted.iter().find(|address| overlap(address, &other.own)) {
+            return Err(Error::PortTaken { address: *address, by: holder(other.inode.into()) });
         }
     }
     reserved.extend(&wanted);
     Ok(Reserved(wanted))
 }
 
-/// Who listens on a port of the machine's, at whatever address.
+/// Who listens on a port of the machine's, at whatever address; none if nobody does, or the kernel does not say.
 pub fn who_listens(port: u16) -> Option<String> {
-    let mut all = listening().into_iter();
-    all.find(|(address, _)| address.port() == port).map(|(_, inode)| holder(inode))
-}
-
-/// The addresses where somebody listens, and the sockets' inodes.
-fn listening() -> Vec<(SocketAddr, u64)> {
-    all().into_iter().filter(|row| row.state == LISTENING).map(|row| (row.own, row.inode)).collect()
-}
-
-/// Connections that have ended and whose addresses the kernel keeps: their own, and the other side's.
-pub fn ended() -> Vec<(SocketAddr, SocketAddr)> {
-    all().into_iter().filter(|row| row.state == ENDED).map(|row| (row.own, row.other)).collect()
-}
-
-/// The machine's sockets of TCP.
-fn all() -> Vec<Row> {
-    let table = |name: &str| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
-    [table("tcp"), table("tcp6")].concat().lines().filter_map(Row::read).collect()
+    let all = tcp::at_ports(State::Listens, &[port].into()).ok()?;
+    all.first().map(|socket| holder(socket.inode.into()))
 }
 
 /// Who has a socket.
@@ -97,13 +73,6 @@ fn holder(inode: u64) -> String {
     found.map_or("a process that cannot be seen from here".into(), |pid| {
         format!("process {pid} ({})", process::name(pid))
     })
-}
-
-/// Whether only one of the two can listen. An address of IPv6 for all is left to the kernel to compare with those of IPv4.
-fn overlap(one: &SocketAddr, other: &SocketAddr) -> bool {
-    one.port() == other.port()
-        && one.is_ipv4() == other.is_ipv4()
-        && (one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified())
 }
 
 /// Those of the sockets of TCP that are meant.
@@ -116,38 +85,9 @@ fn addresses(files: &Entries, is_meant: impl Fn(&Internet) -> bool) -> Vec<Socke
     out
 }
 
-/// A line of the kernel's table.
-#[derive(Debug, PartialEq, Eq)]
-struct Row {
-    own: SocketAddr,
-    other: SocketAddr,
-    state: String,
-    inode: u64,
-}
-
-impl Row {
-    fn read(line: &str) -> Option<Row> {
-        let words: Vec<_> = line.split_ascii_whitespace().collect();
-        Some(Row {
-            own: host(words.get(1)?)?,
-            other: host(words.get(2)?)?,
-            state: words.get(3)?.to_string(),
-            inode: words.get(9)?.parse().ok()?,
-        })
-    }
-}
-
-/// An address as the table has it: words of eight digits, and the port.
-fn host(text: &str) -> Option<SocketAddr> {
-    let (hosted, port) = text.split_once(':').filter(|(hosted, _)| hosted.is_ascii())?;
-    let word = |at: usize| u32::from_str_radix(hosted.get(at..at + 8)?, 16).ok();
-    let host: Option<Vec<u32>> = (0..hosted.len() / 8).map(|index| word(index * 8)).collect();
-    let host = host.filter(|host| [1, 4].contains(&host.len()))?;
-    Some(SocketAddr::new(address(&host)?, u16::from_str_radix(port, 16).ok()?))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::net::{IpAddr, TcpListener};
 
     use super::*;
@@ -198,19 +138,5 @@ mod tests {
             drop(held);
             assert!(reserve(images(all, 0).path()).is_ok());
         }
-    }
-
-    #[test]
-    fn lines_of_the_kernel_s_table_are_read() {
-        let read = |line: &str| {
-            Row::read(line).map(|row| (row.own.to_string(), row.other.to_string(), row.state, row.inode))
-        };
-        let line = "   0: 0100007F:1F90 0200007F:0050 06 0:0 00:0 0 0 0 77 1";
-        let (own, other) = ("127.0.0.1:8080".to_string(), "127.0.0.2:80".to_string());
-        assert_eq!(read(line), Some((own, other, ENDED.to_string(), 77)));
-        assert_eq!(read("  sl  local_address rem_address   st"), None);
-        let any = "00000000000000000000000000000000:0000";
-        let wide = format!("0: 00000000000000000000000001000000:0050 {any} 0A 0:0 00:0 0 0 0 78 1");
-        assert_eq!(read(&wide), Some(("[::1]:80".into(), "[::]:0".into(), LISTENING.to_string(), 78)));
     }
 }
