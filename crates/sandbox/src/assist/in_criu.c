@@ -87,6 +87,12 @@ uint32_t process(int directory)
 	return strncmp(path, "/proc/", 6) ? 0 : atoi(path + 6);
 }
 
+uint64_t inode(int fd)
+{
+	struct stat meta;
+	return syscall(SYS_fstat, fd, &meta) ? 0 : meta.st_ino;
+}
+
 int described_areas(int directory)
 {
 	uint32_t pid = process(directory);

@@ -66,6 +66,9 @@ extern __attribute__((visibility("hidden"))) struct shared *shared;
 __attribute__((visibility("hidden"))) int is_criu(void);
 /* The process whose directory in /proc this is, or a file in it; 0 if it is none. */
 __attribute__((visibility("hidden"))) uint32_t process(int directory);
+/* The number of the file that a descriptor is of, to see whether it is of another one by now: descriptors are closed by ways that
+ * are not seen here, as by `closedir` and `dup2`. 0 if it is of none. */
+__attribute__((visibility("hidden"))) uint64_t inode(int fd);
 /* A file that describes a process's areas, for which the kernel need not look at each of its pages; -1 if there is none. */
 __attribute__((visibility("hidden"))) int described_areas(int directory);
 

@@ -16,30 +16,40 @@
 /* A descriptor that is none of the kernel's: what it reads is `info`. */
 #define OURS 0x3fffffff
 
-/* The directory `map_files` that CRIU goes through, and its process's place; -1 while there is none. */
+/* The directory `map_files` that CRIU goes through, its number, and its process's place; -1 while there is none. */
 static int links = -1;
+static uint64_t links_inode;
 static uint32_t linked;
 static uint64_t next;
 /* CRIU's own directory in /proc. */
 static int own = -1;
-/* The file that it has opened there, and how. */
+/* The file that it has opened there. */
 static int mapped = -1;
-static int mapped_flags;
 /* What it is to read of that, and how much of it was read. */
 static char info[128];
 static size_t info_length, info_read;
+static int is_info_open;
 /* CRIU may read by other ways than these. So the first is the kernel's, and only looked at. */
 static int watched = -1, was_read, is_read_here;
 
-/* The answer to `fdinfo` of the file that was opened last; 0 if it is the kernel's to give. */
+/* The answer to `fdinfo` of the descriptor by which the file was opened, whatever that is of by now; 0 if it is the kernel's to
+ * give. The kernel says more of what is no regular file. */
 static int describe_mapped(void)
 {
 	struct statx meta;
-	if (statx(mapped, "", AT_EMPTY_PATH, STATX_MNT_ID, &meta) || !(meta.stx_mask & STATX_MNT_ID))
+	unsigned wanted = STATX_MNT_ID | STATX_TYPE;
+	int flags = fcntl(mapped, F_GETFL), of_descriptor = fcntl(mapped, F_GETFD);
+	if (is_info_open || flags < 0 || of_descriptor < 0)
 		return 0;
-	unsigned flags = mapped_flags == O_PATH ? O_PATH : 0100000;
-	info_length = snprintf(info, sizeof(info), "pos:\t0\nflags:\t0%o\nmnt_id:\t%llu\n", flags, (unsigned long long)meta.stx_mnt_id);
+	if (statx(mapped, "", AT_EMPTY_PATH, wanted, &meta) || (meta.stx_mask & wanted) != wanted || !S_ISREG(meta.stx_mode))
+		return 0;
+	if (of_descriptor & FD_CLOEXEC)
+		flags |= O_CLOEXEC;
+	off_t at = flags & O_PATH ? 0 : lseek(mapped, 0, SEEK_CUR);
+	info_length = snprintf(info, sizeof(info), "pos:\t%lld\nflags:\t0%o\nmnt_id:\t%llu\n", (long long)at, flags,
+			       (unsigned long long)meta.stx_mnt_id);
 	info_read = 0;
+	is_info_open = 1;
 	return 1;
 }
 
@@ -68,6 +78,7 @@ static void begin_links(int directory, int fd)
 		if (shared->areas[at].pid != pid || !shared->areas[at].is_used)
 			continue;
 		links = fd;
+		links_inode = inode(fd);
 		linked = at;
 		next = 0;
 	}
@@ -99,7 +110,6 @@ int openat64(int directory, const char *path, int flags, ...)
 		begin_links(directory, fd);
 	} else if (directory >= 0 && directory == links && (flags == O_PATH || flags == O_RDONLY) && is_area(path, &first, &last)) {
 		mapped = fd;
-		mapped_flags = flags;
 	}
 	return fd;
 }
@@ -118,8 +128,10 @@ ssize_t read(int fd, void *buffer, size_t length)
 
 int close(int fd)
 {
-	if (fd == OURS)
+	if (fd == OURS) {
+		is_info_open = 0;
 		return 0;
+	}
 	if (fd >= 0 && fd == watched) {
 		is_read_here |= was_read;
 		watched = -1;
@@ -148,7 +160,7 @@ static struct link *known_link(const char *name)
 
 int fstatat64(int directory, const char *path, struct stat64 *meta, int flags)
 {
-	if (directory >= 0 && directory == links && flags == AT_SYMLINK_NOFOLLOW && is_criu()) {
+	if (directory >= 0 && directory == links && flags == AT_SYMLINK_NOFOLLOW && is_criu() && inode(links) == links_inode) {
 		struct link *link = known_link(path);
 		uint32_t mode = link ? (uint32_t)link->mode : 0;
 		shared->linked += mode != 0;

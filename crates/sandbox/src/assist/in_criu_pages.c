@@ -30,8 +30,9 @@ struct scan {
  * dump. The process stands still from before CRIU opens its `pagemap` until after it closes that. */
 static struct region *written;
 static long written_count;
-/* CRIU's descriptor of the `pagemap` that this is of; -1 if of none. */
+/* CRIU's descriptor of the `pagemap` that this is of, and the file's number; -1 if of none. */
 static int written_of = -1;
+static uint64_t written_inode;
 static int is_known;
 
 static long ask(int fd, struct scan *asked)
@@ -52,6 +53,7 @@ static void find_written(int fd)
 	/* CRIU asks about memory of its own, too, which does not stand still. */
 	uint32_t pid = process(fd), at_place = 0;
 	written_of = fd;
+	written_inode = inode(fd);
 	is_known = 0;
 	written_count = 0;
 	while (at_place < PROCESSES && (!pid || shared->areas[at_place].pid != pid))
@@ -120,7 +122,7 @@ static int scan(int fd, struct scan *asked)
 {
 	if (asked->flags || asked->max_pages || asked->any_of != (PRESENT | SWAPPED))
 		return ask(fd, asked);
-	if (fd != written_of)
+	if (fd != written_of || inode(fd) != written_inode)
 		find_written(fd);
 	if (!is_known || asked->end > END)
 		return scan_all(fd, asked);

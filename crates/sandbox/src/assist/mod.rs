@@ -14,7 +14,11 @@
 
 mod answers;
 mod areas;
+#[cfg(test)]
+pub mod fake_criu;
 mod links;
+#[cfg(test)]
+mod other_orders;
 
 use std::cell::UnsafeCell;
 use std::ffi::CString;

@@ -20,6 +20,8 @@ mod injection;
 mod mend;
 mod mode;
 mod pages;
+#[cfg(test)]
+mod posted_tests;
 mod prefetch;
 mod request;
 mod tracee;
