@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Assist;
 use crate::conversation::Service;
+use crate::process::{Handle, status_field};
 use crate::tracer::{Mended, TracerMode};
 
 /// What programs have to say it with: calls by way of our library, and such that go past it.
@@ -50,16 +51,23 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// One that writes a number every few milliseconds, or only one.
-    pub fn new(goes_on: bool) -> Subject {
-        let code = format!(
-            "import locale, sqlite3, time\nwhile True:\n print(1, flush=True)\n time.sleep({})",
-            if goes_on { "0.005" } else { "1000" }
-        );
-        let child = Command::new("python3").args(["-c", &code]).stdout(Stdio::piped()).spawn();
+    /// One that writes a number every few milliseconds.
+    pub fn new() -> Subject {
+        let code = "import locale, sqlite3, time\nwhile True:\n print(1, flush=True)\n time.sleep(0.005)";
+        let child = Command::new("python3").args(["-c", code]).stdout(Stdio::piped()).spawn();
         let mut child = child.unwrap();
         let mut subject = Subject { lines: BufReader::new(child.stdout.take().unwrap()), child };
         assert!(subject.writes(), "it has begun");
+        subject
+    }
+
+    /// One that has begun to, and stands still.
+    pub fn stopped() -> Subject {
+        let subject = Subject::new();
+        Handle::open(subject.pid()).unwrap().signal(libc::SIGSTOP).unwrap();
+        while status_field(subject.pid(), "State").is_none_or(|state| !state.starts_with('T')) {
+            std::thread::yield_now();
+        }
         subject
     }
 

@@ -47,28 +47,38 @@ def same_modes(directory, names):
         told, known = mode_by("library", directory, text), mode_by("kernel", directory, text)
         assert told == known, (text, told, known)
 
+def described():
+    text = read_by("library", open_by("library", proc, "smaps"))
+    if "Rss:" in text:
+        say("not described")
+        sys.exit()
+    return text
+
 proc = open_by("library", -100, f"/proc/{target}", DIRECTORY)
 names = [area(text) for text in areas_of(target)]
 assert len(names) > 40
 "#;
 
 fn says_all_is_well(code: &str, subjects: &[&Subject]) {
-    let (said, _) = run(&format!("{READS}\n{code}"), subjects);
-    assert_eq!(said.last().map(String::as_str), Some("done"), "{said:?}");
+    // Where areas are others than were described the kernel is asked, as by CRIU.
+    let mut tries = (0..8).map(|_| run(&format!("{READS}\n{code}"), subjects).0);
+    let said = tries.find(|said| said[..] != ["not described"]);
+    assert!(said.as_ref().and_then(|said| said.last()).is_some_and(|last| last == "done"), "{said:?}");
 }
 
 #[test]
 fn links_of_areas_are_told_of_in_any_order() {
-    let subject = Subject::new(false);
+    let subject = Subject::stopped();
     let code = r#"
 early = open_by("library", proc, "map_files", DIRECTORY)
 same_modes(early, names)
-attributes = read_by("library", open_by("library", proc, "smaps"))
+attributes = described()
 kernels = read_by("kernel", open_by("kernel", proc, "smaps"))
 wanted = [line for line in kernels.splitlines() if "-" in line.split(" ")[0] or line.startswith("VmFlags")]
 unread = {"um", "uw", "ui", "sd", "ac"}
 words = lambda line: [word for word in line.split() if word not in unread]
-assert [words(line) for line in attributes.splitlines()] == [words(line) for line in wanted]
+told, known = ([words(line) for line in lines] for lines in (attributes.splitlines(), wanted))
+assert told == known, (len(told), len(known), [pair for pair in zip(told, known) if pair[0] != pair[1]][:2])
 assert len(attributes) < len(kernels)
 same_modes(early, names)
 links = open_by("library", proc, "map_files", DIRECTORY)
@@ -83,9 +93,9 @@ for order in names, names[::-1], names[1::2] + names[::2], ["1000-2000", "nothin
 #[test]
 fn a_directory_that_has_taken_another_one_s_number_is_itself() {
     // What both have is where they both have it, as after a fork.
-    let subject = Subject::new(false);
+    let subject = Subject::stopped();
     let code = r#"
-read_by("library", open_by("library", proc, "smaps"))
+described()
 links = open_by("library", proc, "map_files", DIRECTORY)
 same_modes(links, names[:3])
 child = os.fork()
@@ -104,7 +114,7 @@ finally:
 
 #[test]
 fn descriptors_of_mapped_files_are_described_as_the_kernel_does() {
-    let subject = Subject::new(false);
+    let subject = Subject::stopped();
     let code = r#"
 import tempfile
 own = os.open(f"/proc/{os.getpid()}", os.O_RDONLY)
@@ -121,7 +131,7 @@ def same(fd):
     assert told == known and len(told) == 3, (told, known)
     return opened[0]
 
-read_by("library", open_by("library", proc, "smaps"))
+described()
 links = open_by("library", proc, "map_files", DIRECTORY)
 files = [text for text in names if mode_by("kernel", links, text)[0] == 0]
 assert len(files) > 10
@@ -157,7 +167,7 @@ assert "eventfd-count" in told, told
 
 #[test]
 fn pages_are_those_of_the_process_that_a_descriptor_is_of_by_now() {
-    let (one, other) = (Subject::new(false), Subject::new(false));
+    let (one, other) = (Subject::stopped(), Subject::stopped());
     let code = r#"
 def scan_by(call, fd, start, end):
     room = 64

@@ -7,7 +7,7 @@ const ESRCH: i32 = -libc::ESRCH;
 
 #[test]
 fn a_request_that_fails_after_its_answer_is_told_of_by_the_next_one_for_that_thread_alone() {
-    let (mut subject, mut other) = (Subject::new(true), Subject::new(true));
+    let (mut subject, mut other) = (Subject::new(), Subject::new());
     let code = r#"
 stand(target), stand(others[0])
 length = ptrace(GETREGSET, target, 1, part(512)) or struct.unpack_from("Q", buffer, 8)[0]
@@ -24,7 +24,7 @@ say(ptrace(SETSIGMASK, target, 4, AT), ptrace(DETACH, target), ptrace(DETACH, ot
 
 #[test]
 fn what_is_left_for_a_thread_that_has_ended_ends_nobody_else() {
-    let (subject, mut other) = (Subject::new(true), Subject::new(true));
+    let (subject, mut other) = (Subject::new(), Subject::new());
     let code = r#"
 stand(target), stand(others[0])
 length = ptrace(GETREGSET, target, 1, part(512)) or struct.unpack_from("Q", buffer, 8)[0]
@@ -45,7 +45,7 @@ say(ptrace(GETREGS, others[0], 0, AT + 64), ptrace(DETACH, others[0]))
 
 #[test]
 fn what_a_criu_that_is_killed_has_left_is_not_done() {
-    let mut subject = Subject::new(true);
+    let mut subject = Subject::new();
     let code = r#"
 stand(target)
 length = ptrace(GETREGSET, target, 1, part(512)) or struct.unpack_from("Q", buffer, 8)[0]
@@ -60,7 +60,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 #[test]
 fn more_than_there_is_room_for_is_done_in_its_order() {
-    let mut subject = Subject::new(true);
+    let mut subject = Subject::new();
     let code = r#"
 stand(target)
 ptrace(GETSIGMASK, target, 8, AT)
