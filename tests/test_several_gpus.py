@@ -36,3 +36,24 @@ def test_gpus_that_are_named_wrongly_are_refused(rekindle, gpu):
 def test_a_gpu_that_is_named_twice_is_refused(rekindle, gpu, number):
     with pytest.raises(CommandError, match=f"names GPU {number} twice"):
         rekindle("run", "-d", "--name", "program", "--gpu", gpu, "--", "true")
+
+
+ON_SECOND = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from gpu import call, open_device
+contexts = [open_device(device) for device in range(2)]
+call("cuMemAlloc", 100 << 20)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_memory_is_looked_for_on_each_of_the_gpus(rekindle):
+    features = PROGRAM.parent.parent / "features"
+    rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", ON_SECOND, features)
+    assert rekindle.wait_lines("program", 1)[:1] == ["ready"], rekindle.lines("program")
+    rekindle("checkpoint", "program", "--to", "image", "--stop")
+    # Both together have enough.
+    with pytest.raises(CommandError, match="it needs 100 MB of GPU memory and 64 MB are free"):
+        rekindle("restore", "image", "--name", "short", "--gpu", "emulated:0,1,memory=64M", "-d")

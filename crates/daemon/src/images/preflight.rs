@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rekindle_protocol::client::{CLIENT_VERSION, OLDEST_CLIENT_VERSION, is_served};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::worker::Status;
-use rekindle_store::{Gpu, GpuKind, Image, PartKind};
+use rekindle_store::{Gpu, GpuKind, Image, Part, PartKind};
 
 use crate::error::Result;
 use crate::host::paths::Paths;
@@ -70,10 +70,11 @@ pub fn wait_for_room(
     image: &Image,
     status: Status,
 ) -> Result<(Status, Option<HeldRoom>)> {
-    let needed = gpu_bytes(image)?;
-    let needed = needed + needed / SPARE_PART;
-    let gpus = image.manifest().gpus.len().max(1);
-    let missing = |status: &Status| free(status, gpus).map_or(0, |free| needed.saturating_sub(free));
+    let needed = gpus_bytes(image)?;
+    let missing = |status: &Status| -> u64 {
+        let needed = needed.iter().map(|needed| needed + needed / SPARE_PART);
+        needed.zip(&status.free_bytes).map(|(needed, free)| needed.saturating_sub(*free)).sum()
+    };
     let is_short = |status: &Result<Status>| status.as_ref().is_ok_and(|status| missing(status) > 0);
     let mut status = leaving::wait_while(Ok(status), is_short, || worker.status())?;
     let mut held = None;
@@ -96,10 +97,18 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
         ));
     }
     reasons.extend(wanted.iter().zip(&found).filter_map(|(wanted, found)| compare(wanted, found)));
-    let known = || found.iter().take(wanted.len()).map(|gpu| gpu.memory_bytes).sum();
-    let (needed, free) = (gpu_bytes(image)?, free(status, wanted.len()).unwrap_or_else(known));
-    let first = found.first().filter(|_| !wanted.is_empty() && free < needed);
-    match first.map(|gpu| (needed, free, gpu.model.clone())) {
+    // A GPU's, if the worker says, else all that it has.
+    let free = |place: usize| {
+        status
+            .free_bytes
+            .get(place)
+            .copied()
+            .unwrap_or_else(|| found.get(place).map_or(0, |gpu| gpu.memory_bytes))
+    };
+    let needed = gpus_bytes(image)?;
+    let needed = needed.iter().copied().zip(&found).take(wanted.len()).enumerate();
+    let mut short = needed.filter(|(place, (needed, _))| free(*place) < *needed);
+    match short.next().map(|(place, (needed, gpu))| (needed, free(place), gpu.model.clone())) {
         Some((needed, free, gpu)) if reasons.is_empty() => {
             Err(ImageError::NoGpuMemory { image: image.manifest().name.clone(), needed, free, gpu }.into())
         }
@@ -108,16 +117,32 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
     }
 }
 
-/// How much is free of the first GPUs of a worker, so many, if it says.
-fn free(status: &Status, gpus: usize) -> Option<u64> {
-    let free = status.free_bytes.get(..gpus)?;
-    Some(free.iter().sum())
+/// How much memory of each of its GPUs an image takes, as [`gpu_bytes`] says.
+pub fn gpus_bytes(image: &Image) -> Result<Vec<u64>> {
+    let count = image.manifest().gpus.len();
+    if count < 2 {
+        return Ok(vec![gpu_bytes(image)?]);
+    }
+    let halves = image.halves()?;
+    let is_emulated = is_emulated(image);
+    let on = |place: usize| {
+        let is_there = |part: &&Part| part.attributes["device"].as_u64().unwrap_or_default() == place as u64;
+        let of_half = |half: &Image| -> u64 {
+            half.parts(PartKind::GpuBuffer).filter(is_there).map(|part| part.bytes).sum()
+        };
+        let all = halves.iter().map(of_half);
+        if is_emulated { all.max().unwrap_or(0) } else { all.sum() }
+    };
+    Ok((0..count).map(on).collect())
 }
 
 /// How much memory of its GPUs an image takes: all its halves together, unless each worker has an emulated one of its own.
 pub fn gpu_bytes(image: &Image) -> Result<u64> {
-    let is_emulated = image.manifest().gpus.first().is_some_and(|gpu| gpu.kind == GpuKind::Emulated);
-    if is_emulated { Ok(of_halves(image)?.max().unwrap_or(0)) } else { all_gpu_bytes(image) }
+    if is_emulated(image) { Ok(of_halves(image)?.max().unwrap_or(0)) } else { all_gpu_bytes(image) }
+}
+
+fn is_emulated(image: &Image) -> bool {
+    image.manifest().gpus.first().is_some_and(|gpu| gpu.kind == GpuKind::Emulated)
 }
 
 /// How much GPU memory all halves of an image have together.
