@@ -4,6 +4,7 @@
 //! Files in the run directory, in the sandbox's `/dev/shm`, in its layers over directories, deleted files and devices are
 //! not in it: they come from the image or from the daemon.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
@@ -56,7 +57,6 @@ pub struct Inventory {
 #[derive(Debug, Default)]
 pub struct PartialInventory {
     inventory: Inventory,
-    lost_names: LostNames,
 }
 
 impl PartialInventory {
@@ -70,8 +70,10 @@ impl PartialInventory {
             input: input::of(pids, &pipes),
             ..self.inventory
         };
+        let lost_names = OnceCell::new();
+        let find = || lost_names.get_or_init(|| LostNames::find(pids));
         for pid in pids {
-            let (open_files, highest) = openfile::list(*pid, &self.lost_names)?;
+            let (open_files, highest) = openfile::list(*pid, find)?;
             out.open_files.extend(open_files);
             out.directories.extend(working_directory(*pid));
             out.highest_descriptor = out.highest_descriptor.max(highest);
@@ -134,7 +136,6 @@ impl Inventory {
         // Where a process has many areas and threads, each of these takes milliseconds.
         std::thread::scope(|scope| {
             let attributes = scope.spawn(|| Attributes::take(pids, standard));
-            let lost_names = scope.spawn(|| LostNames::find(pids));
             let mut inventory = Self { files: mapped_files(pids, known)?, ..Self::default() };
             for pid in pids {
                 for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
@@ -145,7 +146,7 @@ impl Inventory {
             }
             let failed = |_| io::Error::other("a thread that looked at the program panicked");
             inventory.attributes = attributes.join().map_err(failed)?;
-            Ok(PartialInventory { inventory, lost_names: lost_names.join().map_err(failed)? })
+            Ok(PartialInventory { inventory })
         })
     }
 

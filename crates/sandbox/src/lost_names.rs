@@ -108,6 +108,10 @@ impl LostNames {
         lost.is_written |= is_written;
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// Why a dump cannot keep them, if it cannot.
     pub fn refusal(&self) -> Option<String> {
         let without = self.files.iter().filter(|(key, _)| !self.others.contains_key(key));
@@ -268,6 +272,16 @@ pub fn settle(found: &LostNames, images: &Path) -> Result<(), String> {
     links.iter().try_for_each(|link| fs::remove_file(link).map_err(named(link)))
 }
 
+/// Whether CRIU has met such a file that it was not told of, and has linked it.
+pub fn is_any_linked(images: &Path) -> Result<bool, String> {
+    let remaps = images.join(REMAPS);
+    Ok(remaps.exists() && Entries::read(&remaps)?.entries.iter().any(is_linked))
+}
+
+fn is_linked(remap: &Message) -> bool {
+    remap.number(KIND).unwrap_or(LINKED) == LINKED
+}
+
 struct Dump<'a> {
     images: &'a Path,
     files: Entries,
@@ -297,8 +311,7 @@ impl Dump<'_> {
     }
 
     fn linked(&self) -> Result<Vec<Linked>, String> {
-        let linked =
-            self.remaps.entries.iter().filter(|entry| entry.number(KIND).unwrap_or(LINKED) == LINKED);
+        let linked = self.remaps.entries.iter().filter(|entry| is_linked(entry));
         let read = linked.map(|entry| {
             let (id, replacement) = (entry.number(ORIGINAL)?, entry.number(REPLACEMENT)?);
             let mut files = self.files.entries.iter();
@@ -421,7 +434,9 @@ mod tests {
         }
         remaps.write(&images.join(REMAPS)).unwrap();
 
+        assert!(is_any_linked(&images).unwrap());
         settle(&LostNames::find(&[own()]), &images).unwrap();
+        assert!(!is_any_linked(&images).unwrap());
         let files = Entries::read(&images.join(FILES)).unwrap();
         let names: Vec<_> = files.entries.iter().map(name_of).collect();
         assert_eq!(names, [at("b"), at("c")]);

@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rekindle_protocol::mounts::Mounts;
 use serde::{Deserialize, Serialize};
@@ -61,18 +61,23 @@ impl OpenFile {
     }
 }
 
-/// What the process `pid` (ours) has open, by the names that the files have still, and its highest descriptor number.
-pub fn list(pid: i32, lost_names: &LostNames) -> io::Result<(Vec<OpenFile>, u64)> {
+/// What the process `pid` (ours) has open, by the names that the files have still, and its highest descriptor number. Those of
+/// files that have lost the one by which they were opened are asked for where there are such.
+pub fn list<'a>(pid: i32, lost_names: impl Fn() -> &'a LostNames) -> io::Result<(Vec<OpenFile>, u64)> {
     let (mut out, mut highest) = (Vec::new(), 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         highest = highest.max(number);
         let mut link = fs::read_link(entry.path()).unwrap_or_default();
         let Ok(meta) = fs::metadata(entry.path()) else { continue };
-        if let Some(other) = lost_names.other_name(meta.dev(), meta.ino()) {
+        let is_gone = |link: &Path| link.as_os_str().as_bytes().ends_with(b" (deleted)");
+        if is_gone(&link)
+            && meta.nlink() > 0
+            && let Some(other) = lost_names().other_name(meta.dev(), meta.ino())
+        {
             link = other.to_path_buf();
         }
-        let deleted = link.as_os_str().as_bytes().ends_with(b" (deleted)");
+        let deleted = is_gone(&link);
         if !meta.is_file() || deleted || !link.is_absolute() || is_elsewhere(&link) {
             continue;
         }
@@ -115,7 +120,7 @@ mod tests {
         let mut reader = File::open(&data).unwrap();
         reader.read_exact(&mut [0; 2]).unwrap();
 
-        let (files, highest) = list(std::process::id() as i32, &LostNames::default()).unwrap();
+        let (files, highest) = list(std::process::id() as i32, || unreachable!()).unwrap();
         let of = |path| files.iter().find(|file| file.path == path).unwrap();
         assert!(highest > 2);
         assert_eq!((of(log.clone()).size, of(log.clone()).is_written()), (4, true));

@@ -25,6 +25,7 @@ use crate::images::ImageError;
 use crate::images::cpu_pages::Pages;
 use crate::images::driver_half;
 use crate::images::earlier_pages::EarlierPages;
+use crate::images::metadata::ImageMetadata;
 use crate::network;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
@@ -130,6 +131,8 @@ pub(super) struct Attempt<'a> {
     pub(super) known_files: OnceLock<KnownFiles>,
     /// Where memory lies in the page files of this one.
     pub(super) layout: Mutex<Layout>,
+    /// What the image is to say of the program, once that was seen.
+    pub(super) described: Mutex<Option<ImageMetadata>>,
     /// The id of the image, once it is there.
     pub(super) made: OnceLock<String>,
     /// Its ports, where who comes waits from the freeze until it goes on.

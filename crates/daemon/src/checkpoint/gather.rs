@@ -103,13 +103,14 @@ impl Attempt<'_> {
             draft.adopt(gpu_half::save_pinned(worker, place, self.timeline)?)?;
         }
         self.step("pinned-saved")?;
-        self.timeline.time("manifest", || self.describe(frozen, draft, quiesced, inventory))
+        self.timeline.time("describe", || self.describe(frozen, draft, quiesced, inventory))
     }
 
     /// Puts the CPU half into the draft.
     pub(super) fn take_cpu(&self, draft: &Mutex<Option<Draft>>, images: &Path) -> Result<()> {
         let slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
         let draft = slot.as_ref().ok_or(ImageError::NoDraft)?;
+        self.timeline.time("manifest", || self.write_manifest(draft))?;
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         match (self.subject.mode, &*served) {
             // There is no client, by which alone it is safe to map all that can be.
@@ -187,14 +188,12 @@ impl Attempt<'_> {
         quiesced: &QuiescedGpu<'_>,
         inventory: PartialInventory,
     ) -> Result<()> {
-        let Subject { name, command, gpu, mode, cpu, network, ports, limits, mounts, slice, tenant, .. } =
+        let Subject { name, command, gpu, cpu, network, ports, limits, mounts, slice, tenant, .. } =
             &self.subject;
         let inventory = frozen.inventory(inventory)?;
         members::all_live(&self.gpu_users(quiesced)?)?;
         let mut manifest = draft.manifest();
-        manifest.mode = machine::mode(*mode);
         manifest.program = machine::program(command, cpu);
-        manifest.machine = machine::this();
         let driver = quiesced.hold.map(|hold| DriverHalf::of(hold, cpu));
         manifest.gpus = match &driver {
             Some(half) => half.shown_gpus(),
@@ -202,8 +201,6 @@ impl Attempt<'_> {
         };
         let clients: Vec<_> = quiesced.clients().cloned().collect();
         manifest.halves = quiesced.standing.map(Standstill::apart).unwrap_or_default();
-        manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
-        let warnings = self.warn(inventory.attributes.lost());
         let slices = self.workers().iter().map(|worker| worker.slice());
         let slices = if clients.len() > 1 { slices.collect() } else { Vec::new() };
         let metadata = ImageMetadata {
@@ -222,8 +219,21 @@ impl Attempt<'_> {
             slice: *slice,
             slices,
             tenant: tenant.clone(),
-            warnings,
+            warnings: Vec::new(),
         };
+        *self.described.lock().unwrap_or_else(PoisonError::into_inner) = Some(metadata);
+        Ok(())
+    }
+
+    /// Writes down what was described, for which nothing need stand still.
+    fn write_manifest(&self, draft: &Draft) -> Result<()> {
+        let described = self.described.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut metadata) = described else { return Err(ImageError::NoDraft.into()) };
+        let mut manifest = draft.manifest();
+        manifest.mode = machine::mode(self.subject.mode);
+        manifest.machine = machine::this();
+        manifest.files = metadata.inventory.files.iter().map(machine::mapped_file).collect();
+        metadata.warnings = self.warn(metadata.inventory.attributes.lost());
         metadata.write(&mut manifest)
     }
 }

@@ -5,6 +5,7 @@
 //! daemon is asked; any answer but [`crate::message::Verdict::Commit`] makes CRIU undo what it did, unless the program is
 //! [held](super::hold). CRIU outlives a daemon that dies meanwhile.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use std::time::Duration;
 use nix::unistd::Pid;
 
 use super::hold::Daemon;
+use super::look::{Look, Told, Unfit};
 use crate::assist::Assist;
 use crate::conversation::{ConversationOptions, Failed, Service};
 use crate::lost_names::{self, LostNames};
@@ -50,7 +52,7 @@ impl Prepared {
         let connections = ConnectionPolicy::of(&tree);
         let assist = dump.assist.then(|| Assist::new(dump.ahead)).flatten().map(Arc::new);
         let descriptors = Descriptors::of(&images, server.as_ref(), assist.as_deref());
-        let request = request(&dump, descriptors, &tree, connections);
+        let request = request(&dump, descriptors, &tree, connections, &LostNames::find(&tree));
         let passed: Vec<_> = server.iter().map(AsRawFd::as_raw_fd).collect();
         let describing = assist.clone().map(|assist| std::thread::spawn(move || assist.describe(tree)));
         let tracer = TracerMode::Here { hides_unwritten: dump.ahead, assist: assist.clone() };
@@ -70,14 +72,14 @@ impl Prepared {
     /// while CRIU brings it to a stand.
     fn dump(self, layers: &Layers, program: Pid, daemon: &Daemon<'_>) -> Result<Option<Dumped>, Failed> {
         let Prepared { waiting, dump, server, assist } = self;
-        refuse_strays(program, waiting.pid())?;
         let images = waiting.images.try_clone();
         let images =
             images.map_err(|error| Failed::Criu(format!("keeping the images directory: {error}")))?;
         let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
         let shm = Path::new("/dev/shm");
-        let keep_shared = |found: &LostNames| {
-            lost_names::settle(found, &dir)?;
+        let keep_shared = |found: Option<LostNames>| {
+            let found = found.map_or_else(|| find_if_linked(program, &dir), Ok)?;
+            lost_names::settle(&found, &dir)?;
             devshm::all(shm)
                 .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
                 .map_err(|error| format!("packing the files in /dev/shm: {error}"))?;
@@ -86,57 +88,45 @@ impl Prepared {
         let course = ConversationOptions { whole: None, log: dir.join(DUMP_LOG), restores: None };
         let patience = Duration::from_millis(dump.verdict_millis);
         let leave_running = dump.leave_running;
-        let (connections, asked) = (waiting.connections, waiting.request().to_vec());
+        let (connections, request) = (waiting.connections, waiting.request().to_vec());
         let descriptors = Descriptors::of(&waiting.images, server.as_ref(), assist.as_deref());
-        let is_same = std::thread::spawn(move || {
-            let tree = process::tree(program.as_raw());
-            let now = ConnectionPolicy::of(&tree);
-            now == connections && request(&dump, descriptors, &tree, now) == asked
-        });
-        let find = move || LostNames::find(&process::tree(program.as_raw()));
-        let inside = move || connections::inside(&process::tree(program.as_raw()));
-        let (mut is_same, mut is_another, mut finding, mut connected) = (Some(is_same), false, None, None);
+        let criu = waiting.pid();
+        let mut look = Look::begin(program, Told { dump, descriptors, connections, request, criu });
         let changed = || assist.clone().map(|assist| std::thread::spawn(move || assist.changed()));
-        let mut comparing = None;
-        let mut check = || {
-            is_another |= is_same.take().is_some_and(|thread| !thread.join().unwrap_or(false));
-            if is_another { Err("the program is another than CRIU was told of".to_string()) } else { Ok(()) }
-        };
+        let (mut standing, mut comparing) = (None, None);
         let attended = waiting.attend_until_done(&course, &mut |step, steps| match step {
-            STANDING_STEP => check()
-                .and_then(|()| {
-                    assist.iter().for_each(Assist::look_at_links);
-                    daemon.ask_standing(patience)
-                })
-                .map(|()| {
-                    finding = Some(std::thread::spawn(find));
-                    connected = Some(std::thread::spawn(inside));
-                    comparing = changed();
-                }),
-            POST_DUMP_STEP => check()
-                .and_then(|()| {
-                    keep_shared(&finding.take().and_then(|thread| thread.join().ok()).unwrap_or_else(find))
-                })
-                .and_then(|()| {
-                    let changed = comparing.take().or_else(&changed).and_then(|thread| thread.join().ok());
-                    assist.iter().try_for_each(|assist| assist.check(changed.as_deref()))
-                })
-                .and_then(|()| {
-                    let tree = process::tree(program.as_raw());
-                    let inside =
-                        connected.take().and_then(|thread| thread.join().ok()).unwrap_or_else(inside);
-                    severed::sever(&dir, &tree, &inside, connections, leave_running)
-                })
-                .and_then(|()| daemon.ask_frozen(patience, steps)),
+            STANDING_STEP => {
+                look.verdict().map_err(|unfit| unfit.to_string())?;
+                assist.iter().for_each(Assist::look_at_links);
+                daemon.ask_standing(patience)?;
+                let had_lost_names = look.has_lost_names();
+                standing = Some(std::thread::spawn(move || Standing::of(program, had_lost_names)));
+                comparing = changed();
+                Ok(())
+            }
+            POST_DUMP_STEP => {
+                look.verdict().map_err(|unfit| unfit.to_string())?;
+                let taken = standing.take().and_then(|thread| thread.join().ok());
+                let Standing { tree, inside, lost_names } =
+                    taken.unwrap_or_else(|| Standing::of(program, true));
+                keep_shared(lost_names)?;
+                let changed = comparing.take().or_else(&changed).and_then(|thread| thread.join().ok());
+                assist.iter().try_for_each(|assist| assist.check(changed.as_deref()))?;
+                severed::sever(&dir, &tree, &inside, connections, leave_running)?;
+                daemon.ask_frozen(patience, steps)
+            }
             _ => Ok(()),
         });
         drop(server);
         // One that failed before that step may have failed by it.
-        if check().is_err() {
+        if let Err(unfit) = look.verdict() {
             if let Ok(Some(mut criu)) = attended {
                 criu.wait();
             }
-            return Ok(None);
+            return match unfit {
+                Unfit::Another => Ok(None),
+                Unfit::Stray(sentence) => Err(Failed::Criu(sentence)),
+            };
         }
         let mut criu = attended?;
         // A program that ends with its image is gone when CRIU is.
@@ -161,9 +151,32 @@ pub struct Dumped {
     pub criu: Option<Service>,
 }
 
+/// What is looked at of a program that stands, while CRIU dumps it.
+struct Standing {
+    tree: Vec<i32>,
+    /// The sockets that it has connected with itself.
+    inside: BTreeSet<u64>,
+    /// If it had files by names that are gone a moment ago.
+    lost_names: Option<LostNames>,
+}
+
+impl Standing {
+    fn of(program: Pid, had_lost_names: bool) -> Self {
+        let tree = process::tree(program.as_raw());
+        let lost_names = had_lost_names.then(|| LostNames::find(&tree));
+        Self { inside: connections::inside(&tree), lost_names, tree }
+    }
+}
+
+/// A name that was lost while CRIU began is met by CRIU, which has made a link then: without one there is nothing to be found.
+fn find_if_linked(program: Pid, images: &Path) -> Result<LostNames, String> {
+    let is_any = lost_names::is_any_linked(images)?;
+    Ok(if is_any { LostNames::find(&process::tree(program.as_raw())) } else { LostNames::default() })
+}
+
 /// What CRIU is told of by number.
 #[derive(Debug, Clone, Copy)]
-struct Descriptors {
+pub struct Descriptors {
     images: RawFd,
     server: Option<RawFd>,
     options: Option<RawFd>,
@@ -176,7 +189,14 @@ impl Descriptors {
     }
 }
 
-fn request(dump: &Dump, descriptors: Descriptors, tree: &[i32], connections: ConnectionPolicy) -> Vec<u8> {
+/// What CRIU is asked for.
+pub fn request(
+    dump: &Dump,
+    descriptors: Descriptors,
+    tree: &[i32],
+    connections: ConnectionPolicy,
+    lost_names: &LostNames,
+) -> Vec<u8> {
     let sockets = dump.external_sockets.iter().map(|inode| format!("unix[{inode}]"));
     rpc::dump_request(&Options {
         images_dir: descriptors.images,
@@ -190,7 +210,7 @@ fn request(dump: &Dump, descriptors: Descriptors, tree: &[i32], connections: Con
         log_level: if dump.steps_told { rpc::LOG_DEBUG } else { rpc::LOG_TROUBLE },
         external: sockets
             .chain(outputs::external(&outputs::outside(tree)))
-            .chain(LostNames::find(tree).external())
+            .chain(lost_names.external())
             .collect(),
         inherit: Vec::new(),
         page_server: descriptors.server,
@@ -216,19 +236,4 @@ pub fn dump(
     // The program is another by now, or none was prepared.
     let dumped = Prepared::begin(dump.clone(), descriptors, program)?.dump(layers, program, daemon)?;
     dumped.ok_or_else(|| Failed::Criu("the program's processes change while they are looked at".into()))
-}
-
-/// A process that left the program's tree would be missing from the dump.
-fn refuse_strays(program: Pid, criu: Option<Pid>) -> Result<(), Failed> {
-    let tree = process::tree(program.as_raw());
-    let is_criu = |pid: i32| criu.is_some_and(|criu| criu.as_raw() == pid);
-    let stray = |pid: &i32| *pid != 1 && !is_criu(*pid) && !tree.contains(pid) && !process::is_zombie(*pid);
-    // A parent of 0 is outside: somebody looks into the sandbox from there.
-    match process::all().into_iter().find(|pid| stray(pid) && process::parent(*pid) == Some(1)) {
-        None => Ok(()),
-        Some(pid) => Err(Failed::Criu(format!(
-            "process {pid} ({}) has outlived its parent and is no longer a descendant of the program",
-            process::name(pid)
-        ))),
-    }
 }

@@ -7,6 +7,7 @@ mod commands;
 mod dump;
 mod findings;
 mod hold;
+mod look;
 mod mounts;
 mod outer;
 pub(crate) mod program;
