@@ -37,6 +37,16 @@ def is_numpy(value: Any) -> bool:
     return module is not None and isinstance(value, (module.ndarray, module.generic))
 
 
+def may_be_elsewhere(value: Any) -> bool:
+    """Whether something in its lists, tuples and dictionaries may lie on a GPU."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return any(map(may_be_elsewhere, value))
+    if kind is dict:
+        return any(map(may_be_elsewhere, value.values()))
+    return hasattr(kind, "__dlpack__") and not is_numpy(value) or hasattr(kind, "__cuda_array_interface__") or hasattr(kind, "copy_to_host")
+
+
 def to_host(value: Any) -> Any:
     """An array that NumPy takes, of a tensor of torch's, an array of CuPy's or numba's, or any that has DLPack."""
     kind = type(value)

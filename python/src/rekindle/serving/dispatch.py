@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle import tracing
+from rekindle.arrays import may_be_elsewhere
 from rekindle.client import ABOUT, CALL, KIND, LATER, LEFT, MESSAGE, MISUNDERSTOOD, RAISED, READY, RESULT, TIMED_OUT, UNKNOWN
 from rekindle.codec import CONTENT_TYPE, FIRST, VERSION, decode, encode
 from rekindle.connections import Pieces
@@ -109,7 +111,9 @@ class Dispatch:
         except Untaken as untaken:
             return say(LEFT, str(untaken))
         try:
-            return Reply(RESULT, encode(value))
+            # An array on a GPU is read for it, and others' calls go on meanwhile.
+            message = await asyncio.to_thread(encode, value) if may_be_elsewhere(value) else encode(value)
+            return Reply(RESULT, message)
         except SerializationError as error:
             raise SerializationError(f"what {self.target.declaration.service.full_name}.{name} returned is lost: {error}") from error
 
