@@ -68,6 +68,10 @@ class Other:
         return scaled(made["numbers"], 3)
 
     @rekindle.method()
+    def refuse(self, made):
+        raise Odd(f"{made['count']} numbers are not wanted")
+
+    @rekindle.method()
     def join(self, doubled, tripled):
         kinds = [type(one).__name__ for one in (doubled, tripled)]
         host = [one.copy_to_host() if hasattr(one, "copy_to_host") else one for one in (doubled, tripled)]
@@ -92,6 +96,11 @@ class Plain:
 
     @rekindle.method()
     def wait_for(self, mark):
+        held(mark)
+        return mark
+
+    @rekindle.method()
+    def held_of(self, count, mark):
         held(mark)
         return mark
 
@@ -166,6 +175,12 @@ killed.step(Careless().quadruple, killed.step(Maker().make_of), killed.step(plai
 arrays = app.workflow("arrays")
 made = arrays.step(Maker().make)
 arrays.step(Other().join, arrays.step(Maker().double, made), arrays.step(Other().triple, made))
+
+refused = app.workflow("refused", expiry=1000)
+refused.step(Other().refuse, refused.step(Maker().make))
+
+too_late = app.workflow("too_late", timeout=1, expiry=1000)
+too_late.step(plain.pair, too_late.step(Maker().make_of), too_late.step(plain.held_of))
 
 each = app.workflow("each")
 numbers = each.step(plain.listed)
@@ -248,6 +263,16 @@ def test_a_chain_is_one_request_with_one_answer(deployer):
     shown = row_of(deployer, "chain")
     assert (len(shown["steps"]), shown["in_flight"], shown["problem"], shown["failed"]) == (2, 0, None, 3)
     assert shown["served"] == 9
+
+
+def test_arrays_of_a_request_that_fails_are_dropped_with_it(deployer):
+    with pytest.raises(Exception, match="not wanted"):
+        flow("refused").remote(MANY)
+    none_left(deployer)
+    with pytest.raises(package.FunctionTimeoutError, match="longer than 1000 ms"):
+        flow("too_late").remote(MANY, deployer.mark("too_late"))
+    deployer.let_go("too_late")
+    none_left(deployer)
 
 
 def test_arrays_stay_on_the_gpu_between_steps(deployer):

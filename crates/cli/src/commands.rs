@@ -99,9 +99,10 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&paths, &Request::Serve { name, image, service })?;
             printer.print(&answer, || show::address(&answer));
         }
-        Command::ServeWorkflow { graph, name, workflow: WorkflowArguments { port, tenant } } => {
+        Command::ServeWorkflow { graph, name, workflow: WorkflowArguments { port, tenant, tls } } => {
             let TenantArgument { tenant } = tenant;
-            let workflow = Box::new(WorkflowRequest { port, tenant, graph: workflow::read(&graph)? });
+            let workflow =
+                Box::new(WorkflowRequest { port, tenant, graph: workflow::read(&graph)?, tls: tls.wanted() });
             let answer = simply_ask(&paths, &Request::ServeWorkflow { name, workflow })?;
             printer.print(&answer, || show::address(&answer));
         }

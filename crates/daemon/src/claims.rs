@@ -64,6 +64,12 @@ impl Claims<ServiceName> {
     pub fn take(&self, name: &ServiceName) -> Result<Claim<'_, ServiceName>> {
         self.take_all([name.clone()]).map_err(|name| ClaimError::Service { name }.into())
     }
+
+    /// Does something short for which nobody may have the service; none: somebody has it. Who takes it meanwhile waits.
+    pub fn if_free<R>(&self, name: &ServiceName, act: impl FnOnce() -> R) -> Option<R> {
+        let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (!taken.contains(name)).then(act)
+    }
 }
 
 impl<T: Eq + Hash + Clone> Claims<T> {

@@ -25,6 +25,10 @@ pub trait Maker: Send + Sync {
     /// Has an object fetched that a request names. Returns once its store has said that it is there, or why it cannot be had;
     /// none also if that takes long.
     fn fetch_data(&self, url: &str) -> Option<Problem>;
+    /// On which GPU most bytes of these arrays lie, as [`MemoryNeed::gpu`](crate::MemoryNeed) has it; none if that is not known.
+    fn locate(&self, arrays: &[String]) -> Option<String>;
+    /// Nobody needs these arrays any more, which instances of the source have put. Those who have them mapped keep them.
+    fn drop_arrays(&self, source: &Source, arrays: &[String]);
 }
 
 pub trait Instance: Send + Sync {

@@ -113,8 +113,11 @@ pub struct Source {
     /// What an instance answers with success once it is ready, such as `/healthz`; none: that it listens is enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<String>,
-    /// The GPU; the image's if none is given.
+    /// The GPU; the image's if none is given. Of several, an instance's own, or the first.
     pub gpu: Option<String>,
+    /// Where there are several: each instance is on one of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<Place>,
     /// Whose programs instances share GPU contexts with; none: nobody's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
@@ -135,6 +138,15 @@ pub struct Source {
     /// The GPU memory that an instance takes.
     #[serde(default)]
     pub need: MemoryNeed,
+}
+
+/// One of several GPUs that instances may be on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// As [`Source::gpu`].
+    pub gpu: String,
+    /// As [`MemoryNeed::gpu`].
+    pub counted: String,
 }
 
 /// One of several images that instances are made of alike.
@@ -160,7 +172,16 @@ impl Source {
 
     /// Whether instances of both are the same, whatever is known of the memory that they need.
     pub fn makes_the_same(&self, other: &Source) -> bool {
-        *self == Source { need: self.need.clone(), ..other.clone() }
+        // Of several GPUs each instance has one.
+        let gpu = if self.gpus.is_empty() { &other.gpu } else { &self.gpu };
+        *self == Source { need: self.need.clone(), gpu: gpu.clone(), ..other.clone() }
+    }
+
+    /// What an instance on this one of its GPUs is made of; none if it is not one of several.
+    pub fn on(&self, counted: &str) -> Option<Source> {
+        let place = self.gpus.iter().find(|place| place.counted == counted)?;
+        let need = MemoryNeed { gpu: place.counted.clone(), ..self.need.clone() };
+        Some(Source { gpu: Some(place.gpu.clone()), need, ..self.clone() })
     }
 }
 

@@ -22,6 +22,7 @@ use crate::instance_slot::InstanceSlot;
 use crate::limits;
 use crate::message_version;
 use crate::named_data::{self, beside};
+use crate::placement;
 use crate::policy::{Coming, Outcome};
 use crate::program_spans;
 use crate::refusal::{Answer, denied, refused, say};
@@ -112,12 +113,13 @@ async fn deliver(
     let needed = message_version::needed(request.headers());
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let mut again = (is_safe && request.body().is_end_stream()).then(|| copy(&request));
+    let near = placement::near(asked, request.headers()).await;
     let (mut unsent, counts) = (Some(request), entry.counts());
     let (mut deadline, mut coming) = (came + service.plan().timeout(), Coming::Anew);
     loop {
         let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
         let begun = Instant::now();
-        let place = asked.acquire_slot(deadline, coming, counts);
+        let place = asked.acquire_slot(deadline, coming, (counts, near.clone()));
         let verdict = beside(place, named_data::fetch(asked.maker(), std::mem::take(&mut data))).await;
         entry.waited(begun.elapsed());
         let mut slot = match verdict {

@@ -26,7 +26,7 @@ use crate::latency::{Latency, Quantiles};
 use crate::maker::{Instance, Maker};
 use crate::memory::{Holding, Memory};
 use crate::plan::{Plan, Source};
-use crate::policy::{Action, Coming, Counts, Outcome, Policy, Refusal, Stage};
+use crate::policy::{Action, Coming, Counts, Near, Outcome, Policy, Refusal, Stage};
 use crate::tally::Tally;
 use crate::tenant::{Tenant, Tenants};
 use crate::upstream::Upstream;
@@ -115,6 +115,8 @@ pub struct InstanceView {
     pub level: Option<Level>,
     pub in_flight: u32,
     pub gpu_bytes: u64,
+    /// The GPU that it is on; the first of several.
+    pub gpu: String,
 }
 
 impl Service {
@@ -180,12 +182,13 @@ impl Service {
         self: &Arc<Self>,
         deadline: Instant,
         coming: Coming,
-        counts: bool,
+        (counts, near): (bool, Option<String>),
     ) -> Verdict {
         let (sender, receiver) = oneshot::channel();
+        let near = near.map(|gpu| Near { has_room: self.has_room(&gpu), gpu });
         let mut request = 0;
         self.change(|state, now| {
-            request = state.policy.arrive(now, deadline, coming, counts);
+            request = state.policy.arrive(now, deadline, coming, (counts, near));
             state.waiting.insert(request, sender);
         });
         let mut waits = QueuedRequest { service: self, request, receiver, is_told: false };
@@ -212,6 +215,11 @@ impl Service {
 
     pub fn replan(self: &Arc<Self>, plan: Plan) {
         self.act(|policy, now| policy.replan(plan, now));
+    }
+
+    /// What instances need is known better by now.
+    pub fn learn(self: &Arc<Self>, source: &Source) {
+        self.act(|policy, _| policy.learn(source));
     }
 
     /// Shows what is wrong beside what the policy knows, or that it is not any more.
@@ -301,6 +309,7 @@ impl Service {
                 level: policy.level(number),
                 in_flight,
                 gpu_bytes: self.memory.bytes(self.key(number)),
+                gpu: policy.instance(number).map(|(source, _)| source.need.gpu.clone()).unwrap_or_default(),
             })
             .collect();
         ServiceView {

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::exchange;
 
 /// Of all that is said here. Raised with every change.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// By this variable workers are told where the memory daemon listens.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_DATA_SOCKET";

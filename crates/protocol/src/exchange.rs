@@ -8,8 +8,9 @@
 //!   before an answer that needs room on the GPU, as often as needed:
 //!                             ◀─ MoveOut + both memories    Moved ─▶
 //!                             ◀─ MoveOut + its memory       Here + memory of the other GPU ─▶
-//!   rekindled, for another node
+//!   rekindled, for another node, and for who calls
 //!           Lend ─▶           ◀─ Lent + memory              ┄ open until it is sent
+//!           Where ─▶          ◀─ Lie
 //! ```
 //!
 //! The memory of an array that is over may have the next one: its giver has it mapped still, and so may a taker, who knows it by
@@ -36,6 +37,8 @@ pub enum ExchangeRequest {
     Lend { owner: String, id: String },
     /// How much there is.
     Count {},
+    /// On which GPU most bytes of these arrays lie.
+    Where { ids: Vec<String> },
 }
 
 /// A GPU of this node.
@@ -108,6 +111,10 @@ pub enum Answer {
     },
     Counts(Vec<Count>, MoveCounts),
     Failed(Problem),
+    /// None: on none, as far as is known.
+    Lie {
+        on: Option<Gpu>,
+    },
 }
 
 /// What one node has to know of another's array.
@@ -152,4 +159,7 @@ pub struct MoveCounts {
     pub to_host: u64,
     pub from_nodes: u64,
     pub to_nodes: u64,
+    /// Copied by takers on another GPU than theirs, which leaves them where they are.
+    #[serde(default)]
+    pub between_gpus: u64,
 }

@@ -20,7 +20,9 @@ pub struct ServiceRequest {
     pub to: Option<u16>,
     /// A path that an instance answers with success once it is ready.
     pub ready: Option<String>,
-    pub gpu: Option<String>,
+    /// The GPU, or those that instances are on: each is on one of them.
+    #[serde(default)]
+    pub gpus: Vec<String>,
     /// Whose service it is: its clients need a token of that tenant. [`NOBODY`](crate::tenant::NOBODY): nobody's.
     #[serde(default)]
     pub tenant: Option<String>,
@@ -79,6 +81,9 @@ pub struct WorkflowRequest {
     /// Whose it is: its clients need a token of that tenant. [`NOBODY`](crate::tenant::NOBODY): nobody's.
     pub tenant: Option<String>,
     pub graph: Graph,
+    /// Whether clients speak TLS.
+    #[serde(default)]
+    pub tls: Option<TlsRequest>,
 }
 
 /// How long an instance sleeps at a level before it goes on to the next one, or ends.

@@ -34,7 +34,7 @@ class Place:
     port: int
     # Whether it may be shown a token: what is nobody's would hand it to its program.
     takes_token: bool
-    # Where it is found from a sandbox, which may reach no port.
+    # Where it is found from a sandbox, which may reach no port, and where its port speaks TLS.
     socket: str | None = None
 
 
@@ -73,7 +73,8 @@ class Service:
                 raise DeclarationError(f"{self.url!r} is no address of a service; give one such as http://host:8000")
             return Place(parts.hostname, parts.port or 80, takes_token=True)
         row = self.row()
-        socket = row.get("socket") if RUN in os.environ else None
+        # What speaks TLS has names that this machine need not go by; its socket is for programs here.
+        socket = row.get("socket") if RUN in os.environ or row.get("tls") else None
         return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None, socket)
 
     def row(self) -> dict[str, Any]:

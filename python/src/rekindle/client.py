@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http.client import CONFLICT
@@ -30,6 +30,7 @@ from rekindle.errors import (
     TokenError,
     UnavailableError,
 )
+from rekindle.exchange import Ref
 from rekindle.named_data import HEADER, REFUSALS, header_of
 from rekindle.passing import HandingOn, Passing
 from rekindle.raised import rebuild
@@ -46,6 +47,8 @@ LEFT = "untaken"
 LATER = "later"
 # Of calls: the version that the message needs, if that is not the first; of answers to what needs a later one: the latest that is understood.
 MESSAGE = "Rekindle-Message"
+# Of calls: arrays that they have by reference, and how many are named.
+ARRAYS, MOST_NAMED = "Rekindle-Arrays", 32
 # Seconds until what was not taken is tried again: references, or messages of a later version.
 AGAIN = 60.0
 
@@ -139,7 +142,7 @@ class Client:
         failures = 0
         while True:
             try:
-                return self.once(method, body, passing.version)
+                return self.once(method, body, passing.version, passing.named())
             except Untaken as untaken:
                 if passing.by_bytes:
                     raise CallError(f"{self.service.full_name}.{method} was not called: {untaken}") from untaken
@@ -187,9 +190,12 @@ class Client:
                 return NONE
         return self.retries
 
-    def once(self, method: str, body: Pieces, version: int) -> Any:
+    def once(self, method: str, body: Pieces, version: int, named: Sequence[Ref] = ()) -> Any:
         name = f"{self.service.full_name}.{method}"
         needs = {MESSAGE: str(version)} if version > FIRST else {}
+        if named:
+            # A gateway that has instances on several GPUs chooses one where they lie.
+            needs[ARRAYS] = ",".join(ref.id for ref in named[:MOST_NAMED])
         try:
             answer = self.connections.request("POST", CALL + method, body, {"Content-Type": CONTENT_TYPE, **needs, **self.data, **tracing.headers()})
         except NotSent as error:

@@ -45,7 +45,7 @@ def allows(declaration: Declaration) -> bool:
     """Whether it can start from such an image: its program is Python's, has one GPU, and a context of its own by a worker."""
     limits = declaration.limits
     is_apart = not limits.share and not limits.mode
-    return limits.base is None and is_apart and "," not in (limits.gpu or "") and not isinstance(declaration, Native)
+    return limits.base is None and is_apart and "," not in (limits.first_gpu or "") and not isinstance(declaration, Native)
 
 
 def imported(file: Path) -> dict[str, ModuleSpec]:
@@ -81,7 +81,7 @@ def imports_of(source: Path) -> Iterator[str]:
 
 def name_of(app: App, declaration: Declaration, found: dict[str, ModuleSpec]) -> str:
     """It says all by which one image is not another: whose it is, the interpreter, the GPU, and the frameworks as they are installed."""
-    gpu = declaration.limits.gpu or ""
+    gpu = declaration.limits.first_gpu or ""
     kind = "nvidia" if gpu.partition(":")[0] == "nvidia" else gpu
     parts = [app.tenant or "", sys.executable, sys.version, kind]
     for spec in found.values():
@@ -94,7 +94,7 @@ def name_of(app: App, declaration: Declaration, found: dict[str, ModuleSpec]) ->
 def make(image: str, names: list[str], declaration: Declaration) -> bool:
     """Whether it is there now. What fails is no failure of the deployment."""
     limits = declaration.limits
-    words = ["--gpu", limits.gpu] if limits.gpu else []
+    words = ["--gpu", limits.first_gpu] if limits.first_gpu else []
     words += [word for name in names for word in ("--import", name)]
     say(f"making the framework image {image!r}, from which this and later deployments start (--no-base: without)")
     began = time.monotonic()

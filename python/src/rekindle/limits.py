@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,8 +25,8 @@ LINK_WEIGHT = 10
 class Limits:
     """Times are in seconds."""
 
-    # As `rekindle run --gpu`; none: the first NVIDIA GPU if there is one, else the emulated one.
-    gpu: str | None = None
+    # As `rekindle run --gpu`; none: the first NVIDIA GPU if there is one, else the emulated one. Of several, each instance is on one.
+    gpu: str | Sequence[str] | None = None
     # `driver`: NVIDIA's driver takes the GPU half of its images; none: Rekindle's worker does.
     mode: str | None = None
     # The name by which it shares GPU contexts; none: it has one of its own.
@@ -90,9 +90,9 @@ class Limits:
         for option in ("timeout", "queue_timeout", "startup_timeout"):
             if getattr(self, option) <= 0:
                 raise DeclarationError(f"{name}: {option} is 0, in which nothing can be done; give more")
-        for option in ("gpu", "base"):
-            if not isinstance(getattr(self, option), str | None):
-                raise DeclarationError(f"{name}: {option} is {getattr(self, option)!r}; give a text or None")
+        if not isinstance(self.base, str | None):
+            raise DeclarationError(f"{name}: base is {self.base!r}; give a text or None")
+        self.check_gpus(name)
         for option in ("link_weight", "sm_share"):
             value = getattr(self, option)
             if value is None:
@@ -107,6 +107,23 @@ class Limits:
             raise DeclarationError(
                 f"{name}: min_containers is {self.min_containers} and max_containers {self.max_containers}; the first is the lesser"
             )
+
+    def check_gpus(self, name: str) -> None:
+        several = [] if isinstance(self.gpu, str | None) else list(self.gpu) if isinstance(self.gpu, Sequence) else [None]
+        if not all(isinstance(one, str) for one in several) or self.gpu == []:
+            raise DeclarationError(f"{name}: gpu is {self.gpu!r}; give a text, several of them, or None")
+        if len(several) > 1 and self.mode == DRIVER:
+            raise DeclarationError(f"{name}: gpu is {self.gpu!r}, and in mode {DRIVER} instances are where the image was taken; give one")
+
+    @property
+    def gpus(self) -> list[str]:
+        """Those that are named."""
+        return [] if self.gpu is None else [self.gpu] if isinstance(self.gpu, str) else list(self.gpu)
+
+    @property
+    def first_gpu(self) -> str | None:
+        """The one that its images are taken on."""
+        return next(iter(self.gpus), None)
 
     def check_stages(self, name: str) -> None:
         if self.sleep_stages is None:
@@ -155,7 +172,8 @@ class Limits:
             }
         else:
             options["--share"] = sharing.NOBODY
-        return [str(word) for pair in options.items() for word in pair]
+        gpus = self.gpus if len(self.gpus) > 1 else [sharing.NOBODY]
+        return [str(word) for pair in (*options.items(), *(("--gpu", gpu) for gpu in gpus)) for word in pair]
 
     def described(self) -> dict[str, Any]:
         """What callers need to know."""

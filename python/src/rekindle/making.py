@@ -55,7 +55,7 @@ def make(declaration: Declaration, file: Path, base: str | None) -> Made:
     first = new_name(declaration)
     images = [first, *(f"{first}.{number}" for number in range(2, declaration.limits.variants + 1))]
     sandboxes = {image: f"{image} in the making" for image in images}
-    gpu = declaration.limits.gpu
+    gpu = declaration.limits.first_gpu
     options = [*(["--gpu", gpu] if gpu else []), *declaration.limits.run_options(), *(["--from", base] if base else [])]
     warnings: list[str] = []
     messages: list[int] = []
@@ -140,7 +140,7 @@ def base_for(declaration: Declaration) -> str | None:
     rows = command.ask("images")["images"]
     for row in sorted((row for row in rows if row["problem"] is None), key=lambda row: row["created"], reverse=True):
         # One that a deployment has made is of the apps that it was made for.
-        if not frameworks.is_automatic(row["name"]) and is_made_ready(row["command"]) and fits(row["name"], limits.gpu):
+        if not frameworks.is_automatic(row["name"]) and is_made_ready(row["command"]) and fits(row["name"], limits.first_gpu):
             return str(row["name"])
     return None
 

@@ -115,6 +115,10 @@ class Passing:
         self.held.append(replace(exchange.keep(source, exchange.EXPIRY, 0), given=True))
         return self.held[-1]
 
+    def named(self) -> list[Ref]:
+        """The arrays that it has by reference, the largest first."""
+        return sorted(references_in((self.args, self.kwargs) if self.sent is None else self.sent), key=lambda one: -one.nbytes)
+
     @property
     def version(self) -> int:
         """Which messages the function has to understand."""
@@ -199,6 +203,18 @@ def changed(value: Any, change: Callable[[Any], Any]) -> Any:
     if kind is dict:
         return {key: changed(one, change) for key, one in value.items()}
     return change(value)
+
+
+def references_in(value: Any) -> list[Ref]:
+    found: list[Ref] = []
+
+    def note(one: Any) -> Any:
+        if type(one) is Ref:
+            found.append(one)
+        return one
+
+    changed(value, note)
+    return found
 
 
 def source_of(value: Any) -> Source | Contents | None:

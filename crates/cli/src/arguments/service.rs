@@ -26,9 +26,10 @@ pub struct ServiceArguments {
     /// What an instance answers with success once it is ready, such as /healthz; that it listens is enough if none is given.
     #[arg(long, value_name = "PATH", value_parser = path)]
     ready: Option<String>,
-    /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX]; the image's if none is given.
+    /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX]; the image's if none is given. May be given again: each instance is on one
+    /// of these, where a request's arrays lie if there is room.
     #[arg(long, value_name = "GPU")]
-    gpu: Option<String>,
+    gpu: Vec<String>,
     /// The tenant whose service it is (`rekindle tenant create`): its clients need a token of that tenant. Each tenant has
     /// names of its own. none: nobody's. If none is given, it is nobody's service of this name if there is one, else the only
     /// tenant's, else a new one of nobody's.
@@ -85,6 +86,13 @@ pub struct ServiceArguments {
     /// without this, or the other one is.
     #[arg(long, value_name = "SHARE", value_parser = share)]
     canary: Option<u32>,
+    #[command(flatten)]
+    tls: TlsArguments,
+}
+
+/// Whether clients speak TLS.
+#[derive(Debug, Args)]
+pub struct TlsArguments {
     /// Have clients speak TLS, with this certificate and those above it (PEM). It is read again when the file changes.
     #[arg(long, value_name = "FILE", value_parser = absolute, requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
@@ -96,6 +104,15 @@ pub struct ServiceArguments {
     no_tls: bool,
 }
 
+impl TlsArguments {
+    pub fn wanted(self) -> Option<TlsRequest> {
+        match (self.no_tls, self.tls_certificate, self.tls_key) {
+            (false, Some(certificate), Some(key)) => Some(TlsRequest::With(TlsFiles { certificate, key })),
+            (is_off, ..) => is_off.then_some(TlsRequest::Off),
+        }
+    }
+}
+
 /// What is said of a workflow beside its graph.
 #[derive(Debug, Args)]
 pub struct WorkflowArguments {
@@ -105,6 +122,8 @@ pub struct WorkflowArguments {
     pub port: Option<Port>,
     #[command(flatten)]
     pub tenant: TenantArgument,
+    #[command(flatten)]
+    pub tls: TlsArguments,
 }
 
 /// Whose service is meant.
@@ -154,7 +173,7 @@ impl ServiceArguments {
             port: self.port,
             to: self.to,
             ready: self.ready,
-            gpu: self.gpu,
+            gpus: self.gpu,
             tenant: self.tenant,
             share: self.share,
             link_weight: self.portion.link_weight,
@@ -173,12 +192,7 @@ impl ServiceArguments {
             context_ms,
             canary: self.canary,
             message: self.message,
-            tls: match (self.no_tls, self.tls_certificate, self.tls_key) {
-                (false, Some(certificate), Some(key)) => {
-                    Some(TlsRequest::With(TlsFiles { certificate, key }))
-                }
-                (is_off, ..) => is_off.then_some(TlsRequest::Off),
-            },
+            tls: self.tls.wanted(),
             data: (!self.data.is_empty())
                 .then(|| self.data.into_iter().filter(|url| url != "none").collect()),
             data_slots: (!self.data_slot.is_empty()).then(|| {

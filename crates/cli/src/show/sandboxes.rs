@@ -53,9 +53,10 @@ pub fn stats(all: &[Used], handed_on: &[Count], moves: MoveCounts) -> String {
         shown += &format!("\n\n{}", handed_on_by(handed_on));
     }
     if moves != MoveCounts::default() {
-        let MoveCounts { to_gpus, to_host, from_nodes, to_nodes } = moves;
+        let MoveCounts { to_gpus, to_host, from_nodes, to_nodes, between_gpus } = moves;
         shown += &format!(
-            "\n\narrays moved: {to_gpus} to other GPUs, {to_host} to the host; {from_nodes} from other nodes, {to_nodes} to them"
+            "\n\narrays moved: {to_gpus} to other GPUs, {to_host} to the host; {from_nodes} from other nodes, {to_nodes} to them; \
+             {between_gpus} copied by takers on another GPU"
         );
     }
     shown

@@ -1,4 +1,4 @@
-//! Arrays that functions hand on, for other nodes.
+//! Arrays that functions hand on, for other nodes and for those who call.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -38,6 +38,14 @@ impl Data {
         match self.ask_exchange(ExchangeRequest::Drop { owner, id, use_only })?.1 {
             Answer::Done { .. } => Ok(()),
             _ => Err(misunderstood()),
+        }
+    }
+
+    /// On which GPU most bytes of these lie, if that is known.
+    pub fn locate(&self, ids: &[String]) -> Option<Gpu> {
+        match self.ask_exchange(ExchangeRequest::Where { ids: ids.to_vec() }) {
+            Ok((_, Answer::Lie { on }, _)) => on,
+            _ => None,
         }
     }
 

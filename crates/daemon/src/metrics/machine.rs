@@ -149,10 +149,11 @@ fn tell_of_data(families: &mut Families, daemon: &Daemon) {
     let family = families.gauge("handed_on", bytes(), "Memory of arrays that functions hand on.");
     family.is(&[("place", "gpu")], gpu);
     family.is(&[("place", "host")], host);
-    let help = "Arrays that functions hand on, moved for room on a GPU or sent between nodes.";
+    let help = "Arrays that functions hand on, moved for room on a GPU, sent between nodes, or copied by takers on another GPU.";
     let family = families.counter("handed_on_moves", None, help);
     family.count(&[("way", "to-gpu")], moves.to_gpus);
     family.count(&[("way", "to-host")], moves.to_host);
     family.count(&[("way", "from-node")], moves.from_nodes);
     family.count(&[("way", "to-node")], moves.to_nodes);
+    family.count(&[("way", "between-gpus")], moves.between_gpus);
 }

@@ -11,12 +11,14 @@ use rekindle_protocol::service_name::ServiceName;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::host::gpu;
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::end::{GRACE, end};
 use crate::network::NetworkDialer;
 use crate::reply::Reply;
 use crate::restore::{self, load_order};
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::record::owner;
 use crate::services::ServiceError;
 use crate::services::memory;
 use crate::services::variants::{self, PendingVariants};
@@ -100,6 +102,25 @@ impl Maker for InstanceMaker {
 
     fn fetch_data(&self, url: &str) -> Option<Problem> {
         self.daemon.data.begin(url).err()
+    }
+
+    fn locate(&self, arrays: &[String]) -> Option<String> {
+        let gpu = self.daemon.data.locate(arrays)?;
+        Some(gpu::first(&gpu.choice).to_string())
+    }
+
+    fn drop_arrays(&self, source: &Source, arrays: &[String]) {
+        let Some(owner) =
+            owner(self.service.tenant.as_deref(), source.tenant.as_deref(), Some(&self.service.name))
+        else {
+            return;
+        };
+        for id in arrays {
+            // Who was called with it may have had its use of it already.
+            if let Err(problem) = self.daemon.data.drop_array(&owner, id, false) {
+                log::debug!("{}", problem.sentence);
+            }
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::images::{machine, preflight};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::owner;
 use crate::services::ServiceError;
+use crate::services::record::ServiceRecord;
 
 /// The most that a context and its code were found to take of an NVIDIA GPU, where the driver does not tell what a process has.
 const CONTEXT: u64 = 844 << 20;
@@ -60,6 +61,15 @@ pub fn need(
     let Holding { own, data } = holding;
     let context = contexts * context(&gpu);
     Ok(MemoryNeed { program: own, data, context, gpu: gpu::first(&gpu).into() })
+}
+
+/// What an instance of a service that is there is going to need.
+pub fn need_of(daemon: &Daemon, record: &ServiceRecord, objects: Vec<(String, u64)>) -> Result<MemoryNeed> {
+    let source = &record.source;
+    let image = daemon.store.image(&source.image)?;
+    let (gpu, sharers) = (source.gpu.as_deref(), source.tenant.as_deref());
+    let whose = Whose { gpu, sharers, service: &record.service() };
+    need(&image, &ImageMetadata::read(&image)?, &whose, objects)
 }
 
 /// No instance could ever have what is more than all may have together.

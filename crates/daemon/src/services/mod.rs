@@ -8,8 +8,10 @@ mod error;
 mod instances;
 mod memory;
 mod naming;
+mod places;
 mod record;
 mod resume;
+mod sizes;
 mod socket;
 mod variants;
 mod workflow_record;
@@ -90,11 +92,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     };
     let plan = plan(request, kept.map_or(&USUAL, |record| &record.plan));
     plan.check().map_err(|source| ServiceError::BadPlan { name: name.clone(), source })?;
-    let tls = match &request.tls {
-        Some(TlsRequest::Off) => None,
-        Some(TlsRequest::With(files)) => Some(files.clone()),
-        None => kept.and_then(|record| record.tls.clone()),
-    };
+    let tls = tls(request.tls.as_ref(), kept.and_then(|record| record.tls.as_ref()));
     let certificate = certificate(daemon, name, tls.as_ref())?;
     let wanted = request.port.or(kept.map(|record| record.port));
     let mut port = wanted.ok_or_else(|| ServiceError::NoPort { name: name.clone() })?;
@@ -152,6 +150,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
     if former.is_none() {
         socket::listen(daemon, name);
     }
+    sizes::learn(daemon, &record);
     log::info!("the service {name} is of the image {image:?}, at port {}", record.port.port);
     Ok(shown(daemon, &service, &record))
 }
@@ -355,14 +354,13 @@ fn source(
         ..Limits::default()
     };
     portions::check(&wished, tenant.as_deref(), Mode::Sandbox)?;
-    let gpu = request.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone()));
+    let (gpu, gpus) = places::wanted(name, &metadata, request, kept.map(|record| &record.source))?;
     let data =
         request.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();
     let data_slots = request.data_slots.clone();
     let data_slots =
         data_slots.or_else(|| kept.map(|record| record.source.data_slots.clone())).unwrap_or_default();
-    // There may be a limit later, too.
-    let objects = daemon.data.sizes(&data);
+    let objects = if daemon.gateway.memory().is_bounded() { daemon.data.sizes(&data) } else { Vec::new() };
     let whose = Whose { gpu: gpu.as_deref(), sharers: tenant.as_deref(), service };
     let need = memory::need(&image, &metadata, &whose, objects)?;
     // What was said of the image, and not of the service.
@@ -383,6 +381,7 @@ fn source(
         to,
         ready: request.ready.clone().or_else(|| kept.and_then(|record| record.source.ready.clone())),
         gpu,
+        gpus,
         data,
         data_slots,
         message: request.message.or_else(|| same.and_then(|record| record.source.message)),
@@ -390,7 +389,16 @@ fn source(
     })
 }
 
-/// The certificate of a service, as it is in use if its files stay the same.
+/// What clients speak TLS with: what was asked, or as it is.
+fn tls(request: Option<&TlsRequest>, kept: Option<&TlsFiles>) -> Option<TlsFiles> {
+    match request {
+        Some(TlsRequest::Off) => None,
+        Some(TlsRequest::With(files)) => Some(files.clone()),
+        None => kept.cloned(),
+    }
+}
+
+/// The certificate of a service or a workflow, as it is in use if its files stay the same.
 fn certificate(daemon: &Daemon, name: &ServiceName, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>> {
     let Some(files) = files else { return Ok(None) };
     if let Some(known) = daemon.gateway.tls(name).filter(|known| known.files() == files) {
@@ -427,9 +435,14 @@ fn shown(daemon: &Daemon, service: &Service, record: &ServiceRecord) -> Value {
     shown["address"] = json!(address);
     shown["port"] = json!(port);
     shown["socket"] = json!(socket::place(daemon, &service.name));
-    shown["tls"] = json!(record.tls);
-    if let Some(problem) = daemon.gateway.tls(&service.name).and_then(|tls| tls.problem()) {
+    show_tls(daemon, &service.name, record.tls.as_ref(), &mut shown);
+    shown
+}
+
+/// Its files, and what is wrong with what they have by now.
+fn show_tls(daemon: &Daemon, name: &ServiceName, files: Option<&TlsFiles>, shown: &mut Value) {
+    shown["tls"] = json!(files);
+    if let Some(problem) = daemon.gateway.tls(name).and_then(|tls| tls.problem()) {
         shown["problem"] = json!(problem);
     }
-    shown
 }

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_gateway::{MemoryNeed, Service, Source};
+use rekindle_gateway::{Service, Source};
 use rekindle_protocol::service_name::ServiceName;
 
 use super::canary::{self, CanaryRecord};
 use super::instances::InstanceMaker;
-use super::memory::Whose;
 use super::record::ServiceRecord;
-use super::{certificate, listen, make, memory, record, socket, stem, workflows};
+use super::{certificate, listen, make, memory, record, sizes, socket, stem, workflows};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::records::StoredRecord;
-use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::end::{GRACE, end};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
@@ -55,7 +53,7 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
     let (name, mut record) = (&record.service(), record.clone());
     if record.source.need.gpu.is_empty() {
         // An earlier version has not looked.
-        record.source.need = need_of(daemon, &record).unwrap_or_default();
+        record.source.need = memory::need_of(daemon, &record, Vec::new()).unwrap_or_default();
     }
     let record = &record;
     // Without its tenant it would be open to everybody.
@@ -81,6 +79,7 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
     }
     daemon.gateway.add(&service, membership);
     socket::listen(daemon, name);
+    sizes::learn(daemon, record);
     let (daemon, name, mut record) = (daemon.clone(), name.clone(), record.clone());
     let mut listening = move || match daemon.gateway.get(&name) {
         // It was removed meanwhile, or has another port.
@@ -111,14 +110,6 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
     Ok(())
 }
 
-fn need_of(daemon: &Daemon, record: &ServiceRecord) -> Result<MemoryNeed> {
-    let source = &record.source;
-    let image = daemon.store.image(&source.image)?;
-    let (gpu, sharers) = (source.gpu.as_deref(), source.tenant.as_deref());
-    let whose = Whose { gpu, sharers, service: &record.service() };
-    memory::need(&image, &ImageMetadata::read(&image)?, &whose, Vec::new())
-}
-
 /// Takes over the instances whose names begin so; the others are left. Those of an earlier version's have the first one's
 /// names from then on.
 fn adopt(
@@ -140,7 +131,9 @@ fn adopt(
         let own_image = own.image.clone().unwrap_or_default();
         let is_of_it = source.images().any(|variant| variant.image == own_image);
         let image = if is_of_it { source.image.clone() } else { own_image };
-        let source = Source { image, ..source.clone() };
+        let there = source.gpus.iter().find(|place| place.gpu == own.gpu);
+        let source = there.and_then(|place| source.on(&place.counted)).unwrap_or_else(|| source.clone());
+        let source = Source { image, ..source };
         let asleep = own.asleep.as_ref().map(|asleep| asleep.level);
         service.adopt(number, maker.adopt(sandbox), asleep, &source);
         false

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use rekindle_protocol::network::Port;
+use rekindle_protocol::service::TlsFiles;
 use rekindle_protocol::service_name::ServiceName;
 use rekindle_protocol::workflow::Graph;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,9 @@ pub struct WorkflowRecord {
     /// Where clients come.
     pub port: Port,
     pub graph: Graph,
+    /// What clients speak TLS with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsFiles>,
 }
 
 impl StoredRecord for WorkflowRecord {

@@ -11,7 +11,7 @@ use rekindle_protocol::service_name::ServiceName;
 use serde_json::{Value, json};
 
 use super::workflow_record::WorkflowRecord;
-use super::{LOOK, ServiceError, listen, naming, socket};
+use super::{LOOK, ServiceError, certificate, listen, naming, show_tls, socket, tls};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::records::StoredRecord;
@@ -29,6 +29,8 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, request: &WorkflowRequest) -> Res
     check(daemon, name, request)?;
     let former = daemon.gateway.workflow(name);
     let kept = former.as_ref().map(|_| load(daemon, name)).transpose()?;
+    let tls = tls(request.tls.as_ref(), kept.as_ref().and_then(|kept| kept.tls.as_ref()));
+    let certificate = certificate(daemon, name, tls.as_ref())?;
     let mut port = request.port.or(kept.as_ref().map(|kept| kept.port)).unwrap_or(FREE);
     let is_there = kept.as_ref().is_some_and(|kept| {
         (kept.port.address, kept.port.port) == (port.address, port.port) && daemon.gateway.is_open(name)
@@ -39,8 +41,13 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, request: &WorkflowRequest) -> Res
         _ => None,
     };
     let graph = request.graph.clone();
-    let record =
-        WorkflowRecord { name: name.name.clone(), tenant: name.tenant.clone(), port, graph: graph.clone() };
+    let record = WorkflowRecord {
+        name: name.name.clone(),
+        tenant: name.tenant.clone(),
+        port,
+        graph: graph.clone(),
+        tls,
+    };
     record.save(&daemon.paths.workflows())?;
     let workflow = match former {
         Some(workflow) => {
@@ -49,9 +56,11 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, request: &WorkflowRequest) -> Res
         }
         None => daemon.gateway.add_workflow(name, membership, graph),
     };
+    let served = |source| Error::system("serve a port", source);
+    daemon.gateway.secure(name, certificate).map_err(served)?;
     if let Some(listener) = listener {
         socket::listen(daemon, name);
-        daemon.gateway.listen(name, listener).map_err(|source| Error::system("serve a port", source))?;
+        daemon.gateway.listen(name, listener).map_err(served)?;
     }
     log::info!("the workflow {name} has {} steps, at port {}", record.graph.steps.len(), record.port.port);
     Ok(shown(daemon, &workflow, &record))
@@ -135,9 +144,13 @@ fn bring_back(daemon: &Arc<Daemon>, record: WorkflowRecord) -> Result<()> {
         if daemon.gateway.workflow(&name).is_none() || daemon.gateway.is_open(&name) {
             return true;
         }
-        let heard = listen(&name, &mut port).and_then(|listener| {
-            daemon.gateway.listen(&name, listener).map_err(|source| Error::system("serve a port", source))
-        });
+        let served = |source| Error::system("serve a port", source);
+        // Without its certificate nobody comes.
+        let secured = certificate(&daemon, &name, record.tls.as_ref())
+            .and_then(|tls| daemon.gateway.secure(&name, tls).map_err(served));
+        let heard = secured
+            .and_then(|()| listen(&name, &mut port))
+            .and_then(|listener| daemon.gateway.listen(&name, listener).map_err(served));
         heard.inspect_err(|error| log::warn!("nobody comes to the workflow {name}: {error}")).is_ok()
     };
     if !listening() {
@@ -160,5 +173,6 @@ fn shown(daemon: &Daemon, workflow: &Workflow, record: &WorkflowRecord) -> Value
     shown["address"] = json!(record.port.address);
     shown["port"] = json!(record.port.port);
     shown["socket"] = json!(socket::place(daemon, &workflow.name));
+    show_tls(daemon, &workflow.name, record.tls.as_ref(), &mut shown);
     shown
 }

@@ -126,6 +126,17 @@ impl MemoryLedger {
         self.gpus.values().any(is_short) || self.shares.all().any(|(tenant, _)| has_too_much(tenant))
     }
 
+    /// Whether a new instance would be granted this at once.
+    pub fn has_room(&self, gpu: &str, key: Key, holding: Holding, limit: Option<u64>) -> bool {
+        let empty = Gpu::default();
+        let gpu = self.gpus.get(gpu).unwrap_or(&empty);
+        let more = self.more(gpu, &Waiting { key, holding, full: None, since: None });
+        let share = self.shares.of(key.0).map(|(tenant, _)| tenant);
+        gpu.waiting.is_empty()
+            && limit.is_none_or(|limit| gpu.used() + more.bytes <= limit)
+            && share.is_none_or(|tenant| self.excess_of(tenant, more).is_none())
+    }
+
     /// Why an instance waits.
     pub fn why(&self, key: Key, limit: Option<u64>) -> Option<String> {
         let find = |gpu: &'_ Gpu| gpu.waiting.iter().position(|waiting| waiting.key == key);

@@ -113,6 +113,13 @@ impl Memory {
         });
     }
 
+    /// Whether a further instance of a service would have what it needs at once, and nobody has to go for it.
+    pub(crate) fn has_room(&self, service: u64, source: &Source) -> bool {
+        let state = self.lock();
+        let key = (service, u32::MAX);
+        state.ledger.has_room(&source.need.gpu, key, state.claimed(key, source, self.limit), self.limit)
+    }
+
     /// An instance was granted what it needs, and its GPU was full.
     pub(crate) fn found_full(
         &self,

@@ -51,6 +51,22 @@ fn what_fits_is_granted_at_once_and_without_a_limit_all_does() {
 }
 
 #[test]
+fn there_is_room_where_nobody_waits_and_nobody_has_to_go() {
+    let mut scenario = Scenario::new(Some(10));
+    scenario.ledger.hold(GPU, (1, 1), 6);
+    let has_room =
+        |gpu: &str, bytes: u64| scenario.ledger.has_room(gpu, (2, u32::MAX), bytes.into(), Some(10));
+    assert!(has_room(GPU, 4) && !has_room(GPU, 5) && has_room("nvidia:1", 10));
+    assert!(scenario.ledger.has_room(GPU, (2, u32::MAX), 100.into(), None));
+    scenario.ledger.claim(GPU, (3, 1), 5);
+    assert!(!scenario.ledger.has_room(GPU, (2, u32::MAX), 1.into(), Some(10)), "somebody waits");
+    scenario.ledger.gone((3, 1));
+    scenario.ledger.shares.join(2, "blue");
+    scenario.ledger.shares.set("blue", TenantLimit { bytes: Some(3), instances: None });
+    assert!(!scenario.ledger.has_room(GPU, (2, u32::MAX), 4.into(), Some(10)), "its tenant may not have it");
+}
+
+#[test]
 fn who_saves_least_for_what_it_holds_goes_first() {
     let mut scenario = Scenario::new(Some(10));
     for (service, bytes) in [(1, 4), (2, 2), (3, 4)] {

@@ -60,6 +60,8 @@ pub struct Instance {
     pub source: Source,
     /// It waits for the GPU memory that it needs to wake.
     pub wants_to_wake: bool,
+    /// It comes for requests' arrays, though others have room for the requests: until then it waits for GPU memory.
+    pub welcome_until: Option<Instant>,
 }
 
 impl Instance {
@@ -80,6 +82,7 @@ impl Instance {
             has_served: false,
             source,
             wants_to_wake: false,
+            welcome_until: None,
         }
     }
 

@@ -18,6 +18,7 @@
 //! wakes is sent requests as one that runs: its program goes on up to its first GPU call while its GPU half wakes.
 
 mod instance;
+mod near;
 mod queue;
 mod rate;
 mod rollout;
@@ -40,6 +41,7 @@ use rate::Rate;
 use rollout::Rollout;
 
 pub use instance::Stage;
+pub use near::Near;
 pub use queue::Coming;
 pub use room::IdleInstance;
 
@@ -150,6 +152,8 @@ pub struct Policy {
     rate: Rate,
     /// Why instances wait for GPU memory, if one does.
     shortage: Option<String>,
+    /// GPUs on which no instance is started for arrays before these times.
+    avoided: BTreeMap<String, Instant>,
     actions: Vec<Action>,
 }
 
@@ -173,6 +177,7 @@ impl Policy {
             counts: Counts::default(),
             rate: Rate::default(),
             shortage: None,
+            avoided: BTreeMap::new(),
             actions: Vec::new(),
         }
     }
@@ -184,8 +189,15 @@ impl Policy {
 
     /// A request comes, which counts among those that the service has had or does not. One that comes again goes to another
     /// instance than the one that has failed it if it can, and is not refused a place in the queue.
-    pub fn arrive(&mut self, now: Instant, deadline: Instant, coming: Coming, counts: bool) -> u64 {
-        let request = self.queue.push(deadline, coming, counts);
+    /// `near`: where its arrays lie, if that is known.
+    pub fn arrive(
+        &mut self,
+        now: Instant,
+        deadline: Instant,
+        coming: Coming,
+        (counts, near): (bool, Option<Near>),
+    ) -> u64 {
+        let request = self.queue.push(deadline, coming, (counts, near));
         let is_new = coming == Coming::Anew;
         if self.draining && (is_new || self.is_over) {
             let waiting = self.queue.remove(request);
@@ -236,6 +248,7 @@ impl Policy {
 
     /// An instance did not come to listen, and is not there any more.
     pub fn not_started(&mut self, number: u32, why: String, now: Instant) {
+        self.avoid(number, now);
         self.instances.remove(&number);
         if !self.rollout_failed(number, &why) {
             self.came_to_nothing(why, now);
@@ -337,6 +350,7 @@ impl Policy {
                 .into_iter()
                 .chain(instance.stays_until)
                 .chain(instance.asleep_since.map(|since| since + self.plan.context()))
+                .chain(instance.welcome_until)
         });
         let rollout = self.rollout_deadline();
         let all = self.queue.deadlines().chain(self.not_before).chain(rollout).chain(instances);
@@ -384,6 +398,13 @@ impl Policy {
         let instance = Instance::new(stage, slot, self.generation, source.clone(), now);
         let asleep_since = asleep.map(|_| now);
         self.add(Instance { retiring: !is_current, level: asleep, asleep_since, ..instance })
+    }
+
+    /// What instances of the source need is known better by now.
+    pub fn learn(&mut self, source: &Source) {
+        if let Some(own) = self.source.as_mut().filter(|own| own.makes_the_same(source)) {
+            own.need = source.need.clone();
+        }
     }
 
     pub fn plan(&self) -> &Plan {

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::near::Near;
+
 #[derive(Default)]
 pub struct Queue {
     waiting: VecDeque<Waiting>,
@@ -17,6 +19,8 @@ pub struct Waiting {
     pub avoid: Option<u32>,
     /// It is among the requests that the service has had.
     pub counts: bool,
+    /// Where its arrays lie.
+    pub near: Option<Near>,
 }
 
 /// How a request comes.
@@ -30,9 +34,9 @@ pub enum Coming {
 }
 
 impl Queue {
-    pub fn push(&mut self, deadline: Instant, coming: Coming, counts: bool) -> u64 {
+    pub fn push(&mut self, deadline: Instant, coming: Coming, (counts, near): (bool, Option<Near>)) -> u64 {
         self.last += 1;
-        let waiting = |avoid| Waiting { request: self.last, deadline, avoid, counts };
+        let waiting = |avoid| Waiting { request: self.last, deadline, avoid, counts, near };
         match coming {
             // It was first before.
             Coming::Again { avoid } => self.waiting.push_front(waiting(avoid)),
@@ -62,6 +66,10 @@ impl Queue {
     /// How many any instance may have.
     pub fn fresh(&self) -> usize {
         self.waiting.iter().filter(|waiting| waiting.avoid.is_none()).count()
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Waiting> {
+        self.waiting.iter()
     }
 
     pub fn get(&self, place: usize) -> Option<&Waiting> {

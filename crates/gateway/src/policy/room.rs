@@ -47,8 +47,9 @@ impl Policy {
 
     /// The GPU was full when an instance was to be started: it waits again.
     pub fn found_full(&mut self, number: u32, now: Instant) {
+        self.avoid(number, now);
         if let Some(instance) = self.instances.get_mut(&number).filter(|one| one.stage == Stage::Starting) {
-            instance.stage = Stage::Waiting;
+            (instance.stage, instance.welcome_until) = (Stage::Waiting, None);
         }
         self.settle(now);
     }

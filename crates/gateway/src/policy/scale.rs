@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::instance::Instance;
-use super::{Action, Policy, Refusal, SleepStage, Stage, total};
+use super::near::{Candidate, pick};
+use super::queue::Waiting;
+use super::{Action, Near, Policy, Refusal, SleepStage, Stage, total};
 
 impl Policy {
     /// Does all that is due.
@@ -16,7 +18,7 @@ impl Policy {
         self.grow(now);
         self.call_off();
         self.retire();
-        self.withdraw_surplus();
+        self.withdraw_surplus(now);
         self.shrink(now);
         self.end_shortage();
     }
@@ -24,7 +26,7 @@ impl Policy {
     pub(super) fn send(&mut self, now: Instant) {
         let mut place = 0;
         while let Some(waiting) = self.queue.get(place).cloned() {
-            let Some(number) = self.choose(waiting.avoid) else {
+            let Some(number) = self.choose(&waiting) else {
                 if waiting.avoid.is_none() {
                     return;
                 }
@@ -36,26 +38,32 @@ impl Policy {
                 instance.in_flight += 1;
                 instance.since = now;
                 self.actions.push(Action::Send { request: waiting.request, instance: number });
+                let is_there = |near: &Near| instance.source.need.gpu == near.gpu;
+                if let Some(near) = waiting.near.filter(|near| !is_there(near)) {
+                    self.bring_near(&near, now);
+                }
             }
         }
     }
 
-    /// The instance with the fewest requests; of equals the first, so that the others come to rest.
-    fn choose(&self, avoid: Option<u32>) -> Option<u32> {
-        let concurrency = self.plan.concurrency;
+    /// The instance with the fewest requests, or one where the request's arrays are; of equals the first, so that the others
+    /// come to rest.
+    fn choose(&self, Waiting { avoid, near, .. }: &Waiting) -> Option<u32> {
+        let (avoid, concurrency) = (*avoid, self.plan.concurrency);
         let ranked = |(number, instance): (&u32, &Instance)| {
-            let rank = instance.rank(concurrency).filter(|_| !self.is_candidate(*number));
-            rank.map(|rank| (rank, *number))
+            let (stage, in_flight) = instance.rank(concurrency).filter(|_| !self.is_candidate(*number))?;
+            let is_near = near.as_ref().is_some_and(|near| near.gpu == instance.source.need.gpu);
+            Some(Candidate { stage, in_flight, number: *number, is_near })
         };
         let others = self.instances.iter().filter(|(number, _)| Some(**number) != avoid);
-        let other = others.filter_map(ranked).min();
+        let other = pick(&others.filter_map(ranked).collect::<Vec<_>>(), concurrency);
         // The one that failed it is asked again if it has to be the only one.
         let same = || {
             let number = avoid.filter(|_| self.active().count() >= self.plan.max as usize)?;
             let is_alone = self.active().all(|other| other == number);
             self.instances.get_key_value(&number).filter(|_| is_alone).and_then(ranked)
         };
-        other.or_else(same).map(|(_, number)| number)
+        other.or_else(same).map(|one| one.number)
     }
 
     /// Numbers of instances that are there, or will be, for further requests.
@@ -69,7 +77,7 @@ impl Policy {
         self.active().filter(|number| self.instances.get(number).is_some_and(&wanted)).count()
     }
 
-    fn may_start(&self, now: Instant) -> bool {
+    pub(super) fn may_start(&self, now: Instant) -> bool {
         let starting = self.count(|instance| matches!(instance.stage, Stage::Starting | Stage::Waiting));
         // After one that came to nothing they are tried one by one.
         self.not_before.is_none_or(|time| time <= now) && (self.failures == 0 || starting == 0)
@@ -89,15 +97,11 @@ impl Policy {
         let max = self.plan.max as usize;
         loop {
             let is_wanted = self.is_crowded(0) || self.is_short(0);
-            let sleeps = |number: &u32| {
-                self.instances.get(number).is_some_and(|one| one.stage == Stage::Asleep && !one.wants_to_wake)
-            };
-            let asleep = self.active().find(sleeps);
-            match asleep {
+            match self.next_asleep() {
                 // One that wakes is there before one that starts.
                 Some(number) if is_wanted || self.has_more_than_wake(0) => self.claim_to_wake(number),
                 _ if self.needs_further() && self.active().count() < max && self.may_start(now) => {
-                    let Some(source) = self.source.clone() else { return };
+                    let Some(source) = self.next_source() else { return };
                     self.start(source, self.generation, now);
                 }
                 _ => return,
@@ -147,13 +151,17 @@ impl Policy {
     }
 
     /// Nobody needs those any more that wait for GPU memory.
-    fn withdraw_surplus(&mut self) {
-        let waits = |number: &u32| self.stage(*number) == Some(Stage::Waiting);
+    fn withdraw_surplus(&mut self, now: Instant) {
+        let is_welcome =
+            |number: &u32| self.instances.get(number).is_some_and(|instance| instance.is_welcome(now));
+        let waits = |number: &u32| self.stage(*number) == Some(Stage::Waiting) && !is_welcome(number);
         let mut waiting: Vec<u32> = self.active().filter(waits).collect();
         while let Some(number) = waiting.pop().filter(|_| !self.is_crowded(1) && !self.is_short(1)) {
             self.withdraw(number);
         }
-        let sleeps = |number: &u32| self.instances.get(number).is_some_and(|one| one.wants_to_wake);
+        let sleeps = |number: &u32| {
+            self.instances.get(number).is_some_and(|one| one.wants_to_wake && !one.is_welcome(now))
+        };
         let mut asleep: Vec<u32> = self.active().filter(sleeps).collect();
         while let Some(number) = asleep.pop().filter(|_| !self.has_more_than_wake(1) && !self.is_short(1)) {
             self.withdraw(number);

@@ -125,6 +125,9 @@ impl Service {
             Err(Failure { why, missing: Some(missing) }) => {
                 log::info!("the service {} waits for GPU memory: {why}", self.name);
                 self.act(|policy, now| policy.found_full(number, now));
+                if self.instance(number).is_none() {
+                    return self.memory.gone(self.key(number));
+                }
                 let (left, full) = (Holding::default(), (missing, why));
                 self.memory.found_full(self.key(number), &source, left, full, Instant::now());
                 return self.tell_shortage(number);

@@ -55,6 +55,12 @@ impl Service {
         self.lock().policy.idle(now)
     }
 
+    /// Whether there is memory for a further instance on this one of its GPUs.
+    pub(super) fn has_room(&self, gpu: &str) -> bool {
+        let source = self.source().and_then(|source| source.on(gpu));
+        source.is_some_and(|source| self.memory.has_room(self.number, &source))
+    }
+
     /// Looks how much GPU memory instances have that run.
     pub fn measure(&self) {
         if let Some(canary) = self.canary() {

@@ -91,6 +91,19 @@ impl Arguments<'_> {
         writer.message()
     }
 
+    /// Names of the arrays that it has by reference.
+    pub fn references(&self) -> Result<Vec<String>, MessageError> {
+        let values = match self.values {
+            Values::Own => vec![&self.request.args, &self.request.kwargs],
+            Values::Results(results) => results.iter().collect(),
+        };
+        let mut names = Vec::new();
+        for value in values {
+            names.extend(value.references()?.into_iter().map(|one| one.name));
+        }
+        Ok(names)
+    }
+
     fn write_arrays(&self, writer: &mut Writer, again: bool) -> Result<(), MessageError> {
         let client = self.request.arrays.as_ref();
         let is_own = matches!(self.values, Values::Own);

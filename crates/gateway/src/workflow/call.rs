@@ -1,5 +1,6 @@
 //! One call of a step, made again as its function's declaration says.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,13 +12,16 @@ use tokio::time::sleep;
 
 use super::arguments::{self, Arguments, StepArrays, Values};
 use super::failure::{Failure, KIND, Kind, MESSAGE, Reply};
+use super::given::GivenArrays;
 use super::packed::Packed;
 use super::pieces::Pieces;
 use super::{Workflow, service_of};
 use crate::access::Access;
 use crate::limits;
 use crate::message_version;
+use crate::placement;
 use crate::proxy::{self, Client};
+use crate::service::Service;
 
 /// What the requests of steps say as the workflow's does: the trace, and the id.
 const PASSED_ON: [HeaderName; 3] = [
@@ -48,16 +52,19 @@ pub async fn call(
     workflow: &Workflow,
     (step, arrays): (&Step, StepArrays),
     (request, values): (&arguments::Request, Values<'_>),
-    origin: &Origin,
+    (origin, given): (&Origin, &GivenArrays),
 ) -> Result<Bytes, Failure> {
     let arguments = Arguments { values, request, arrays };
+    let unsendable = |source| Failure::Unsendable { step: step.name.clone(), source };
+    let references = arguments.references().map_err(unsendable)?;
     let (mut failures, mut may_be_done) = (0, false);
     loop {
-        let message = arguments
-            .message(may_be_done)
-            .map_err(|source| Failure::Unsendable { step: step.name.clone(), source })?;
-        let reply = once(workflow, step, message, origin).await?;
+        let message = arguments.message(may_be_done).map_err(unsendable)?;
+        let (service, reply) = once(workflow, step, (message, &references), origin).await?;
         if reply.kind == Some(Kind::Result) {
+            if let Ok(result) = Packed::read(&reply.body) {
+                given.note(&service, &result);
+            }
             return Ok(reply.body);
         }
         let again = Duration::from_secs(reply.again.unwrap_or_default());
@@ -91,7 +98,13 @@ fn delay(retries: &Retries, failures: u32) -> Duration {
     Duration::try_from_secs_f64(seconds).map_or(longest, |delay| delay.min(longest))
 }
 
-async fn once(workflow: &Workflow, step: &Step, message: Pieces, origin: &Origin) -> Result<Reply, Failure> {
+/// The service that was asked, and what it has answered.
+async fn once(
+    workflow: &Workflow,
+    step: &Step,
+    (message, references): (Pieces, &[String]),
+    origin: &Origin,
+) -> Result<(Arc<Service>, Reply), Failure> {
     let name = service_of(step);
     let gone = || Failure::Gone { step: step.name.clone(), service: name.clone() };
     let service = workflow.find(&name).ok_or_else(gone)?;
@@ -107,10 +120,13 @@ async fn once(workflow: &Workflow, step: &Step, message: Pieces, origin: &Origin
     if let Some(data) = step.data.as_deref().and_then(|data| HeaderValue::from_str(data).ok()) {
         headers.insert(DATA, data);
     }
-    let answer = proxy::answer_within(service, origin.client, origin.access.clone(), request).await;
+    if let Some(arrays) = placement::naming(references) {
+        headers.insert(placement::HEADER, arrays);
+    }
+    let answer = proxy::answer_within(service.clone(), origin.client, origin.access.clone(), request).await;
     let (head, body) = answer.into_parts();
     let again = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    Ok(match Limited::new(body, limits::MESSAGE).collect().await {
+    let reply = match Limited::new(body, limits::MESSAGE).collect().await {
         Ok(body) => Reply {
             status: head.status,
             kind: Kind::of(head.headers.get(&KIND)),
@@ -121,7 +137,8 @@ async fn once(workflow: &Workflow, step: &Step, message: Pieces, origin: &Origin
             let sentence = format!("the answer of the service {name} did not come whole: {error}");
             Reply { status: StatusCode::BAD_GATEWAY, kind: None, again: None, body: sentence.into() }
         }
-    })
+    };
+    Ok((service, reply))
 }
 
 /// The value of a function's message.

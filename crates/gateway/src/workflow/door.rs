@@ -15,6 +15,7 @@ use super::Workflow;
 use super::arguments;
 use super::call::Origin;
 use super::failure::{Failure, KIND, Kind, MESSAGE};
+use super::given::GivenArrays;
 use super::packed::{MessageError, Writer};
 use super::run::{Run, run};
 use crate::access::{Access, Entry, Logged, RequestOrigin};
@@ -102,7 +103,14 @@ impl Workflow {
             })?;
             drop(message);
             let origin = Origin::new(client, access, &head.headers);
-            Ok(run(Arc::new(Run { workflow: self.clone(), graph: graph.clone(), request, origin })).await)
+            Ok(run(Arc::new(Run {
+                workflow: self.clone(),
+                graph: graph.clone(),
+                request,
+                origin,
+                given: GivenArrays::default(),
+            }))
+            .await)
         };
         let mut ended = self.ended.subscribe();
         let outcome = tokio::select! {

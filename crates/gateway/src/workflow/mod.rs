@@ -14,6 +14,7 @@ mod arguments;
 mod call;
 mod door;
 mod failure;
+mod given;
 mod packed;
 mod pieces;
 mod run;

@@ -8,6 +8,10 @@
 //! Values are msgpack. An array in one is an extension that has the array's place among those of the message: that is all
 //! that changes when a value comes into another message. What a number, a text or a reference says is for functions.
 
+mod references;
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -388,6 +392,3 @@ impl<'m> Walk<'m> {
         Ok(Some((code, begin..self.at)))
     }
 }
-
-#[cfg(test)]
-mod tests;

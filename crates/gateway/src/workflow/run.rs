@@ -11,6 +11,7 @@ use super::Workflow;
 use super::arguments::{Request, StepArrays, Values};
 use super::call::{Origin, call, value};
 use super::failure::Failure;
+use super::given::GivenArrays;
 use super::packed::{Packed, Writer};
 use crate::limits;
 
@@ -20,6 +21,8 @@ pub struct Run {
     pub graph: Arc<Graph>,
     pub request: Request,
     pub origin: Origin,
+    /// What its steps have put for each other so far.
+    pub given: GivenArrays,
 }
 
 /// What a step has come to.
@@ -48,7 +51,9 @@ pub async fn run(run: Arc<Run>) -> Result<Bytes, Failure> {
         let Ok((ended, outcome)) = ended else { return Err(Failure::Ended) };
         let (outcome, step) = (outcome?, &steps[ended]);
         if run.graph.uses(ended) == 0 {
-            return outcome.message(step);
+            let message = outcome.message(step)?;
+            run.given.are_taken();
+            return Ok(message);
         }
         results[ended] = Some(outcome.value(step)?);
         let is_due = |step: &Step| {
@@ -108,7 +113,8 @@ impl Run {
         let Graph { steps, least, expiry_ms, .. } = &*self.graph;
         let uses = self.graph.uses(place) as u64;
         let arrays = StepArrays { least: *least, uses, expiry_s: *expiry_ms as f64 / 1000.0 };
-        call(&self.workflow, (&steps[place], arrays), (&self.request, values), &self.origin).await
+        let step = (&steps[place], arrays);
+        call(&self.workflow, step, (&self.request, values), (&self.origin, &self.given)).await
     }
 
     /// A call for each element, several at once; a list of their results, in the elements' order.

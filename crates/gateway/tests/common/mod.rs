@@ -59,6 +59,12 @@ impl Maker for Programs {
     fn fetch_data(&self, url: &str) -> Option<Problem> {
         url.ends_with("missing").then(|| Problem::new(ProblemKind::NotFound, format!("{url} is not there")))
     }
+
+    fn locate(&self, _: &[String]) -> Option<String> {
+        None
+    }
+
+    fn drop_arrays(&self, _: &Source, _: &[String]) {}
 }
 
 /// A service `web` of one instance, and where its clients come.

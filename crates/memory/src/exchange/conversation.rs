@@ -48,6 +48,7 @@ pub fn serve(
             Ok(loan) => talk.lend(&loan),
             Err(problem) => talk.refuse(problem),
         },
+        ExchangeRequest::Where { ids } => talk.say(&Answer::Lie { on: exchange.lie(&ids) }, &[]),
         ExchangeRequest::Count {} => {
             let moves = exchange.known().moves;
             talk.say(&Answer::Counts(exchange.counts(), moves), &[])
@@ -106,6 +107,9 @@ impl Connection<'_> {
     fn give(&self, found: Found, wanted: &Gpu) -> Result<(), FrameError> {
         let _holder = match found {
             Found::Gpu { gpu, memory, name, bytes, room, holder } => {
+                if gpu.uuid != wanted.uuid {
+                    self.exchange.known().moves.between_gpus += 1;
+                }
                 self.say(&Answer::OnGpu { gpu: gpu.uuid, bytes, room, memory: name }, &[memory.as_fd()])?;
                 holder
             }

@@ -222,6 +222,19 @@ impl Exchange {
         }
     }
 
+    /// The GPU where most bytes of these lie.
+    fn lie(&self, ids: &[String]) -> Option<Gpu> {
+        let known = self.known();
+        let mut gpus: HashMap<&str, (u64, &Gpu)> = HashMap::new();
+        for item in ids.iter().filter_map(|id| known.items.get(id)) {
+            if let ArrayLocation::Gpu { gpu, .. } = &item.location {
+                gpus.entry(&gpu.uuid).or_insert((0, gpu)).0 += item.bytes;
+            }
+        }
+        let most = gpus.into_values().max_by_key(|(bytes, gpu)| (*bytes, &gpu.uuid));
+        most.map(|(_, gpu)| gpu.clone())
+    }
+
     /// How much each owner has, by name.
     fn counts(&self) -> Vec<Count> {
         let mut counts: Vec<Count> = Vec::new();

@@ -8,6 +8,7 @@ import contextvars
 import functools
 import gc
 import inspect
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 from rekindle import exchange, tracing
 from rekindle.declaration import Declaration
 from rekindle.errors import DataError, RefNotFoundError
-from rekindle.exchange import Ref, end_uses
+from rekindle.exchange import Ref, drop_all, end_uses
 from rekindle.marks import Mark
 from rekindle.named_data import CHOSEN, choose, current
-from rekindle.passing import PLAIN, UNTAKEN, HandingOn, resolve
+from rekindle.passing import PLAIN, UNTAKEN, HandingOn, references_in, resolve
 from rekindle.serving.batch import Batcher
 from rekindle.serving.failures import Late, Raised, Unknown, Untaken
 from rekindle.serving.parameters import Parameters
@@ -160,17 +161,29 @@ class Target:
         if type(value) in PLAIN and not used:
             return value
         retries = self.limits.retries
+        nobody = threading.Event()
+        made: list[Ref] = []
 
         def finish() -> Any:
             begin, given = tracing.now(), [0]
             result = handing_on.put(value, given)
+            if given[0]:
+                made.extend(one for one in references_in(result) if one.given)
+            if nobody.is_set():
+                drop_all(made)
             if given[0]:
                 tracing.note("arrays", begin)
             if not retries.max_retries and not handing_on.held:
                 end_uses(used)
             return result
 
-        result = await self.run(finish)
+        try:
+            result = await self.run(finish)
+        except asyncio.CancelledError:
+            # Who was to have the result has gone. What is put from now on is dropped there.
+            nobody.set()
+            self.threads.submit(drop_all, made)
+            raise
         if used and retries.max_retries and not handing_on.again and not handing_on.held:
             # Should the answer be lost, the next try finds them.
             wait = min(retries.span() + NOTICED, handing_on.expiry)

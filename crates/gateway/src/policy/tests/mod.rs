@@ -3,6 +3,7 @@
 mod failures;
 mod idle;
 mod memory;
+mod placement;
 mod random;
 mod requests;
 mod rollouts;
@@ -49,7 +50,7 @@ impl Scenario {
 
     fn asks(&mut self) -> u64 {
         let request =
-            self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Coming::Anew, true);
+            self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Coming::Anew, (true, None));
         self.grant();
         request
     }
@@ -62,7 +63,8 @@ impl Scenario {
 
     fn again(&mut self, avoid: impl Into<Option<u32>>) -> u64 {
         let coming = Coming::Again { avoid: avoid.into() };
-        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), coming, true);
+        let request =
+            self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), coming, (true, None));
         self.grant();
         request
     }

@@ -169,7 +169,9 @@ proptest! {
     #[test]
     fn every_request_is_told_once_and_no_instance_has_too_many(steps in prop::collection::vec(step(), 1..200)) {
         let mut now = Instant::now();
-        let mut policy = Policy::new(plan(), Some(source("one")));
+        let place = |gpu: &str| crate::plan::Place { gpu: gpu.into(), counted: gpu.into() };
+        let gpus = Source { gpus: vec![place("a"), place("b")], ..source("one") };
+        let mut policy = Policy::new(plan(), Some(gpus));
         let mut world = PolicyModel { max: plan().max, ..PolicyModel::default() };
         for step in steps {
             match step {
@@ -178,7 +180,9 @@ proptest! {
                         Step::Again(avoid) => Coming::Again { avoid },
                         _ => Coming::Anew,
                     };
-                    let request = policy.arrive(now, now + policy.plan().timeout(), coming, true);
+                    let gpu = ["a", "b", "c"].get(world.waiting.len() % 4);
+                    let near = gpu.map(|gpu| Near { gpu: gpu.to_string(), has_room: world.busy.len().is_multiple_of(2) });
+                    let request = policy.arrive(now, now + policy.plan().timeout(), coming, (true, near));
                     world.waiting.insert(request);
                 }
                 Step::Gone(which) => {

@@ -54,7 +54,7 @@ fn what_does_not_count_is_answered_all_the_same() {
     let mut scenario = Scenario::of(Plan { queue: 1, max: 1, ..plan() });
     let (now, deadline) = (scenario.now, scenario.now + 60 * SECOND);
     for request in 1..=2 {
-        assert_eq!(scenario.policy.arrive(now, deadline, Coming::Anew, false), request);
+        assert_eq!(scenario.policy.arrive(now, deadline, Coming::Anew, (false, None)), request);
         scenario.grant();
     }
     assert_eq!(scenario.then(), ["start 1 of one", "2 full"]);

@@ -1,6 +1,7 @@
 use http_body_util::BodyExt;
 use proptest::prelude::*;
 
+use super::references::Reference;
 use super::*;
 
 /// A value with arrays, as functions send it.
@@ -197,4 +198,33 @@ fn what_is_no_list_has_no_elements() {
     let fields = map.fields().unwrap();
     assert_eq!((fields[0].0.as_str(), value_of(&fields[0].1)), ("held", Value::Number(3)));
     assert!(Packed { value: Bytes::from_static(b"\xc3"), arrays: Arc::new([]) }.is_true());
+}
+
+#[test]
+fn references_are_found_wherever_they_stand() {
+    let reference = |name: &str, given: bool| {
+        let mut content = vec![0x94];
+        header(&mut content, name.len(), 0xa0, 31, [0xda, 0xdb]).unwrap();
+        content.extend_from_slice(name.as_bytes());
+        content.extend_from_slice(b"\xa5int32\x92\x02\x03");
+        content.push(0xc2 + u8::from(given));
+        let mut tree = Vec::new();
+        write_extension(&mut tree, 8, &content).unwrap();
+        tree
+    };
+    let mut tuple = vec![0x92];
+    tuple.extend(reference("b", false));
+    tuple.push(0xc0);
+    // {"x": [reference, ("b", none)]}
+    let mut tree = vec![0x81, 0xa1, b'x', 0x92];
+    tree.extend(reference("a", true));
+    write_extension(&mut tree, TUPLE, &tuple).unwrap();
+    let packed = |tree: Vec<u8>| Packed { value: tree.into(), arrays: Arc::default() };
+    let of = |name: &str, is_given| Reference { name: name.into(), is_given };
+    assert_eq!(packed(tree).references().unwrap(), [of("a", true), of("b", false)]);
+    assert_eq!(packed(vec![0x03]).references().unwrap(), []);
+    assert_eq!(Packed::default().references().unwrap(), []);
+    let mut short = reference("a", true);
+    short.pop();
+    assert!(packed(short).references().is_err());
 }
