@@ -20,7 +20,7 @@ use clap_complete::engine::ArgValueCandidates;
 
 pub use checkpoint::CheckpointArguments;
 pub use choices::{EngineArgument, LevelArgument, ModeArgument, OrderArgument};
-pub use functions::{AppArguments, ConvertArguments};
+pub use functions::{AppArguments, CallArguments, ConvertArguments};
 pub use image::ImageCommand;
 pub use migrate::{MigrateArguments, NodeCommand};
 pub use output::{LogArguments, StopArguments};
@@ -282,6 +282,10 @@ pub enum Command {
     /// The model is a program of torch.export's (.pt2), an ONNX model, or a directory with config.json and safetensors, as
     /// Hugging Face has it. The app answers the Open Inference Protocol, or OpenAI's if it is a language model.
     Convert(ConvertArguments),
+    /// Call a function, a method of a class or a workflow that is deployed, and print its result (JSON).
+    ///
+    /// What it raises is printed with its traceback, and ends the command with 1.
+    Call(CallArguments),
     /// Show where the time of a sandbox's last checkpoint or restore went, and draw it.
     Trace {
         #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::known))]

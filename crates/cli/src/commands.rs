@@ -43,6 +43,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Profile(arguments) => profile::perform(&paths, &printer, arguments)?,
         Command::Deploy { app } => functions::perform(&PackageCommand::Deploy(app), printer.json, address)?,
         Command::Dev { app } => functions::perform(&PackageCommand::Develop(app), printer.json, address)?,
+        Command::Call(call) => functions::perform(&PackageCommand::Call(call), printer.json, address)?,
         Command::Convert(model) => {
             functions::perform(&PackageCommand::Convert(model), printer.json, address)?
         }

@@ -1,4 +1,4 @@
-//! `rekindle deploy`, `rekindle dev` and `rekindle convert`: the Python package `rekindle` does it, in the interpreter that
+//! `rekindle deploy`, `rekindle dev`, `rekindle call` and `rekindle convert`: the Python package `rekindle` does it, in the interpreter that
 //! functions run in.
 
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use rekindle_daemon::{RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
 
-use crate::arguments::{AppArguments, ConvertArguments};
+use crate::arguments::{AppArguments, CallArguments, ConvertArguments};
 use crate::error::{Error, Result};
 
 /// Which command the package asks.
@@ -38,6 +38,7 @@ pub enum PackageCommand {
     Deploy(AppArguments),
     Develop(AppArguments),
     Convert(ConvertArguments),
+    Call(CallArguments),
 }
 
 impl PackageCommand {
@@ -46,6 +47,7 @@ impl PackageCommand {
             PackageCommand::Deploy(_) => "deploying",
             PackageCommand::Develop(_) => "developing",
             PackageCommand::Convert(_) => "converting",
+            PackageCommand::Call(_) => "calling",
         }
     }
 
@@ -53,12 +55,25 @@ impl PackageCommand {
         match self {
             PackageCommand::Deploy(app) | PackageCommand::Develop(app) => &app.python,
             PackageCommand::Convert(convert) => &convert.python,
+            PackageCommand::Call(call) => &call.python,
         }
     }
 
     /// What the module's `main` is given.
     fn words(&self) -> Vec<OsString> {
+        // What begins with a dash may be a number.
+        let given = match self {
+            PackageCommand::Call(call) => std::iter::once(&call.name).chain(&call.words).cloned().collect(),
+            _ => Vec::new(),
+        };
+        let timeout = match self {
+            PackageCommand::Call(call) => call.timeout.map(|seconds| seconds.to_string()),
+            _ => None,
+        };
         let (mut words, options) = match self {
+            PackageCommand::Call(CallArguments { tenant, token, .. }) => {
+                (Vec::new(), vec![("--tenant", tenant), ("--token", token), ("--timeout", &timeout)])
+            }
             PackageCommand::Deploy(app) | PackageCommand::Develop(app) => {
                 let no_base = app.no_base.then(|| "--no-base".into());
                 let words = std::iter::once(app.file.clone().into()).chain(no_base).collect();
@@ -74,6 +89,10 @@ impl PackageCommand {
                 // One that begins with a dash is a value all the same.
                 words.push(format!("{option}={value}").into());
             }
+        }
+        if !given.is_empty() {
+            words.push("--".into());
+            words.extend(given.into_iter().map(OsString::from));
         }
         words
     }
@@ -93,10 +112,10 @@ pub fn perform(work: &PackageCommand, json: bool, address: DaemonAddress) -> Res
         .map_err(|source| Error::system("find the rekindle command itself", source))?;
     let mut command = Command::new(python);
     command.arg("-c").arg(SCRIPT.replace("MODULE", work.module())).arg(sources(&itself));
-    command.args(work.words());
     if json {
         command.arg("--json");
     }
+    command.args(work.words());
     command.env(COMMAND_VARIABLE, &itself);
     for (variable, place) in
         [(SOCKET_VARIABLE, address.socket), (STATE_VARIABLE, address.state), (RUNS_VARIABLE, address.run_dir)]

@@ -14,6 +14,8 @@ from rekindle.errors import RemoteError, SerializationError
 
 # Frames of this package say nothing of user code.
 OWN = str(Path(__file__).parent)
+# What the note begins with that has the traceback.
+NOTE = "Traceback in the instance:\n"
 
 
 def describe(error: BaseException) -> list[bytes | memoryview]:
@@ -64,7 +66,7 @@ def rebuild(message: bytes | bytearray) -> Exception:
     """The exception, of its own type if that is known here."""
     described = decode(message)
     kind = find(described["module"], described["type"])
-    note = "Traceback in the instance:\n" + described["traceback"].rstrip()
+    note = NOTE + described["traceback"].rstrip()
     error = make(kind, described) if kind else None
     if error is None:
         name = described["type"] if described["module"] == "builtins" else f"{described['module']}.{described['type']}"

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 
+use super::time::seconds;
 use crate::completion;
 
 /// A file of functions.
@@ -22,6 +23,30 @@ pub struct AppArguments {
     /// Start from no framework image, and make none, but for functions that name one.
     #[arg(long)]
     pub no_base: bool,
+}
+
+/// A call of a function or a workflow.
+#[derive(Debug, Args)]
+pub struct CallArguments {
+    /// The service of the function or class, APP-NAME, or the workflow.
+    #[arg(value_name = "NAME", add = ArgValueCandidates::new(completion::services))]
+    pub name: String,
+    /// The method, where there are several, and then its arguments, each in JSON: a text is '"text"'. -: the next argument is read
+    /// from standard input.
+    #[arg(value_name = "METHOD|JSON", allow_negative_numbers = true)]
+    pub words: Vec<String>,
+    /// How long to wait for the result, in seconds; as long as it takes if none is given.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<f64>,
+    /// The tenant whose service it is; none: nobody's. If none is given, as where functions are called (REKINDLE_TENANT).
+    #[arg(long, value_name = "TENANT|none", add = ArgValueCandidates::new(completion::tenants))]
+    pub tenant: Option<String>,
+    /// A token of that tenant, which others may read here; REKINDLE_TOKEN is for one that they may not.
+    #[arg(long, value_name = "TOKEN")]
+    pub token: Option<String>,
+    /// The interpreter that has the package `rekindle`.
+    #[arg(long, value_name = "PYTHON", default_value = "python3")]
+    pub python: String,
 }
 
 /// A model, and the app that is made of it.
