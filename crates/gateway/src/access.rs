@@ -64,6 +64,17 @@ pub struct RequestAttempt {
     pub until: Duration,
     /// What the instance has said of its time with it.
     pub spans: Vec<ProgramSpan>,
+    /// What came of an answer whose length was not known.
+    pub stream: Option<StreamCounts>,
+}
+
+/// An answer that comes in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamCounts {
+    /// When the first one came, counted from when the request did.
+    pub first: Duration,
+    pub pieces: u64,
+    pub bytes: u64,
 }
 
 /// A request that is through.
@@ -108,6 +119,8 @@ pub struct Entry {
     /// Whether it came to the queue.
     waited: bool,
     sent: Option<Instant>,
+    /// Its answer comes in pieces, of which nobody knows how many.
+    is_stream: bool,
     /// Of the service; none if it does not count.
     tally: Option<Arc<Tally>>,
     access: Option<Access>,
@@ -147,7 +160,16 @@ impl Entry {
         };
         let is_about = request.method() == Method::GET && request.uri().path() == ABOUT;
         let (came, tally) = (Instant::now(), (!is_about).then(|| tally.clone()));
-        Entry { record, came_in: Arc::default(), came, waited: false, sent: None, tally, access }
+        Entry {
+            record,
+            came_in: Arc::default(),
+            came,
+            waited: false,
+            sent: None,
+            is_stream: false,
+            tally,
+            access,
+        }
     }
 
     /// Whether it is among the requests that the service has had.
@@ -169,7 +191,14 @@ impl Entry {
         if let Some(last) = span.tries.last_mut() {
             last.until = since;
         }
-        span.tries.push(RequestAttempt { since, placed: now, instance: None, until: now, spans: Vec::new() });
+        span.tries.push(RequestAttempt {
+            since,
+            placed: now,
+            instance: None,
+            until: now,
+            spans: Vec::new(),
+            stream: None,
+        });
     }
 
     /// No instance gets it.
@@ -207,9 +236,24 @@ impl Entry {
         }
     }
 
+    /// A piece of the answer goes to the client.
+    fn sent_on(&mut self, bytes: u64) {
+        self.record.bytes_out += bytes;
+        if !self.is_stream || bytes == 0 {
+            return;
+        }
+        let first = self.came.elapsed();
+        if let Some(last) = self.record.span.as_mut().and_then(|span| span.tries.last_mut()) {
+            let counts = last.stream.get_or_insert(StreamCounts { first, pieces: 0, bytes: 0 });
+            counts.pieces += 1;
+            counts.bytes += bytes;
+        }
+    }
+
     /// The answer as the client gets it.
     pub fn answered(mut self, mut answer: Answer) -> Response<Logged> {
         self.record.status = Some(answer.status().as_u16());
+        self.is_stream = answer.body().size_hint().exact().is_none();
         if let Ok(value) = HeaderValue::from_str(&self.record.request_id) {
             answer.headers_mut().insert(REQUEST_ID, value);
         }
@@ -286,7 +330,7 @@ impl Body for Logged {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = self.get_mut();
         let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
-        this.entry.record.bytes_out += length(frame.as_ref());
+        this.entry.sent_on(length(frame.as_ref()));
         Poll::Ready(frame)
     }
 

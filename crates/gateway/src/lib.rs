@@ -43,7 +43,7 @@ mod tls;
 mod upstream;
 mod workflow;
 
-pub use access::{Access, Record, RequestAttempt, Span, Watch};
+pub use access::{Access, Record, RequestAttempt, Span, StreamCounts, Watch};
 pub use canary::Canary;
 pub use gateway::Gateway;
 pub use history::{Lane, Step};

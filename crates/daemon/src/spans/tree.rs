@@ -3,7 +3,8 @@
 //! ```text
 //!   GET web ├── queue ── program          ← a try at an instance, and perhaps a further one
 //!           │            ├── queue        ← what the instance tells of its time with it
-//!           │            └── method ── …
+//!           │            ├── method ── …
+//!           │            └── stream       ← from the first piece of an answer whose length was not known
 //!           └── restore, or wake of that instance
 //!               ├── checks                ← phases, as `rekindle trace` names them
 //!               └── …
@@ -16,7 +17,7 @@ use jiff::Timestamp;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status};
 use opentelemetry::{InstrumentationScope, KeyValue, TraceFlags};
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
-use rekindle_gateway::{ProgramSpan, Record, Span};
+use rekindle_gateway::{ProgramSpan, Record, Span, StreamCounts};
 use rekindle_protocol::daemon::{Operation, Trace};
 use rekindle_protocol::worker::Phase;
 
@@ -35,6 +36,7 @@ pub fn spans(record: &Record, mut traces: impl FnMut(&str) -> Vec<Trace>) -> Vec
         let name = KeyValue::new("rekindle.instance", instance.clone());
         let program = below(&whole, "program", (at(one.placed), at(one.until)), vec![name]);
         all.extend(one.spans.iter().map(|span| told(&program, span)));
+        all.extend(one.stream.map(|counts| stream(&program, (at(counts.first), at(one.until)), counts)));
         all.push(SpanData { span_kind: SpanKind::Client, ..program });
         for trace in traces(instance) {
             all.extend(coming(&whole, instance, &trace, (at(one.since), at(one.until))));
@@ -120,6 +122,16 @@ fn told(program: &SpanData, ProgramSpan { name, begin, took, id, within }: &Prog
         parent_span_id: within.unwrap_or(program.span_context.span_id()),
         ..span
     }
+}
+
+/// The pieces of an answer, and how much they were.
+fn stream(
+    program: &SpanData,
+    times: (SystemTime, SystemTime),
+    StreamCounts { pieces, bytes, .. }: StreamCounts,
+) -> SpanData {
+    let counts = [("rekindle.pieces", pieces), ("rekindle.bytes", bytes)];
+    below(program, "stream", times, counts.map(|(name, count)| KeyValue::new(name, count as i64)).into())
 }
 
 /// A child of this one.
