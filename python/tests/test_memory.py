@@ -73,6 +73,23 @@ def test_a_limit_that_comes_later_counts_data_that_nobody_has_fetched_yet():
             sums.total.remote()
 
 
+def test_without_a_limit_nobody_waits_for_the_sizes_of_data():
+    with node_with() as node:
+        _, url = node.file(numbers(1))
+        # It needs the memory daemon, which there is from then on.
+        assert node.deploy(url).total.remote() == expected(numbers(1))
+        node.deployer.app("plain", "@app.function(max_containers=1)\ndef one():\n    return 1\n")
+        need = lambda: node.deployer.service("plain-one")["source"]["need"]
+        (memory,) = node.memory_daemons()
+        os.kill(memory, signal.SIGSTOP)
+        try:
+            node.rekindle("serve", node.deployer.service("plain-one")["source"]["image"], "--name", "plain-one", "--data", url)
+            assert "data" not in need()
+        finally:
+            os.kill(memory, signal.SIGCONT)
+        node.rekindle.wait(lambda: [datum["bytes"] for datum in need().get("data", [])] == [4 * COUNT], "the size to be noted")
+
+
 def test_a_function_whose_data_alone_are_more_than_the_limit_is_refused():
     with node_with(REKINDLE_SERVICE_MEMORY="16M") as node:
         _, url = node.file(numbers(1))
