@@ -467,7 +467,7 @@ def test_what_cannot_be_deployed_is_said_and_changes_nothing(tmp_path):
 def test_a_tenants_workflow_needs_its_token_and_has_its_rate():
     with begun() as rekindle:
         deploy = Deployer(rekindle)
-        token = rekindle("tenant", "create", "a", "--rate", "2/s").strip()
+        token = rekindle("tenant", "create", "a", "--rate", "2/h").strip()
         rekindle("tenant", "create", "b")
         deploy.app("small", SMALL)
         rekindle.json("deploy", deploy.directory / "small.py", "--python", sys.executable, "--tenant", "a")

@@ -11,7 +11,7 @@ use crate::tracer::{Mended, TracerMode};
 
 /// What programs have to say it with: calls by way of our library, and such that go past it.
 const PREAMBLE: &str = r#"
-import ctypes, os, signal, struct, sys
+import ctypes, mmap, os, signal, struct, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 target, out = int(sys.argv[1]), open(sys.argv[2], "w")
 libc.syscall.restype = libc.ptrace.restype = libc.read.restype = ctypes.c_long
@@ -42,6 +42,11 @@ def part(length):
 
 def say(*words):
     print(*words, file=out, flush=True)
+
+# CRIU does nothing before it is asked for something, and whose the library is is written before that.
+shared = mmap.mmap(int(os.environ["REKINDLE_ASSIST"]), 4096)
+while struct.unpack_from("I", shared)[0] != os.getpid():
+    time.sleep(0.001)
 "#;
 
 /// A program to be looked at: what it writes comes for as long as it goes on.
