@@ -17,8 +17,8 @@ const INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from
 const MARGIN: u64 = 16;
 /// Where less than this part is free, what is mapped goes too.
 const SCARCE: u64 = 32;
-/// How often it is looked at most how much is free: the driver is asked.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often it is looked at most how much is free: the driver is asked, and others than Rekindle's workers cannot ask for more.
+const LOOK: Duration = Duration::from_millis(100);
 /// What is mapped goes at most so often because others have little: the driver waits for all of the GPU's work.
 const UNMAPPED_EVERY: Duration = Duration::from_secs(1);
 
