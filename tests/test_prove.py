@@ -114,6 +114,27 @@ def test_both_halves_are_proven(rekindle):
     rekindle.wait_lines("b", 3)
 
 
+ON_BOTH = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from gpu import call, open_device
+for device in range(2):
+    open_device(device)
+    call("cuMemAlloc", 40 << 20)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_proof_needs_room_on_each_gpu_for_what_is_there(rekindle):
+    features = Path(__file__).parent / "features"
+    two = "emulated:0,1,memory=64M"
+    rekindle("run", "-d", "--name", "a", "--gpu", two, "--", sys.executable, "-c", ON_BOTH, features)
+    assert rekindle.wait_lines("a", 1) == ["ready"]
+    report = rekindle.json("checkpoint", "a", "--to", "x", "--prove", "--leave-running")
+    assert "prove" in phases(report) and report["warnings"] == []
+
+
 def test_a_daemon_that_dies_in_a_proof_leaves_the_program_running_and_no_image():
     with Rekindle(REKINDLE_FAULT="proof-begun:kill") as rekindle:
         directory = begin(rekindle)

@@ -141,17 +141,16 @@ impl Caches {
         Ok(())
     }
 
-    /// Has caches on the GPU give memory back until a restore that needs so much has it, or they have no more.
-    pub fn make_room(&self, worker: &Worker, gpu: &str, needed: u64, status: Status) -> Result<Status> {
-        let free = status.free_bytes.first().copied().unwrap_or(u64::MAX);
-        if free >= needed || !lock(&self.gpus).contains_key(gpu) {
+    /// Has caches on the GPU give memory back until a restore that lacks so many bytes has them, or they have no more.
+    pub fn make_room(&self, worker: &Worker, gpu: &str, missing: u64, status: Status) -> Result<Status> {
+        if missing == 0 || !lock(&self.gpus).contains_key(gpu) {
             return Ok(status);
         }
         // A worker that fills one has its memory mapped.
         let _still = self.hold_still();
         let mut gained = 0;
         if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
-            while free.saturating_add(gained) < needed {
+            while gained < missing {
                 let Some(bytes) = cache.give_back() else { break };
                 gained += bytes;
             }

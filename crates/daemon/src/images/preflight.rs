@@ -70,11 +70,8 @@ pub fn wait_for_room(
     image: &Image,
     status: Status,
 ) -> Result<(Status, Option<HeldRoom>)> {
-    let needed = gpus_bytes(image)?;
-    let missing = |status: &Status| -> u64 {
-        let needed = needed.iter().map(|needed| needed + needed / SPARE_PART);
-        needed.zip(&status.free_bytes).map(|(needed, free)| needed.saturating_sub(*free)).sum()
-    };
+    let needed: Vec<u64> = gpus_bytes(image)?.iter().map(|needed| needed + needed / SPARE_PART).collect();
+    let missing = |status: &Status| missing(&needed, status);
     let is_short = |status: &Result<Status>| status.as_ref().is_ok_and(|status| missing(status) > 0);
     let mut status = leaving::wait_while(Ok(status), is_short, || worker.status())?;
     let mut held = None;
@@ -117,14 +114,20 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
     }
 }
 
-/// How much memory of each of its GPUs an image takes, as [`gpu_bytes`] says.
+/// Bytes that a worker's GPUs lack of what is needed of each, together; of one of which it does not say what is free, nothing.
+pub fn missing(needed: &[u64], status: &Status) -> u64 {
+    needed.iter().zip(&status.free_bytes).map(|(needed, free)| needed.saturating_sub(*free)).sum()
+}
+
+/// Bytes that an image takes of each of its GPUs: all its halves together, unless each worker has emulated ones of its own.
 pub fn gpus_bytes(image: &Image) -> Result<Vec<u64>> {
     let count = image.manifest().gpus.len();
+    let is_emulated = image.manifest().gpus.first().is_some_and(|gpu| gpu.kind == GpuKind::Emulated);
     if count < 2 {
-        return Ok(vec![gpu_bytes(image)?]);
+        let all = if is_emulated { of_halves(image)?.max().unwrap_or(0) } else { all_gpu_bytes(image)? };
+        return Ok(vec![all]);
     }
     let halves = image.halves()?;
-    let is_emulated = is_emulated(image);
     let on = |place: usize| {
         let is_there = |part: &&Part| part.attributes["device"].as_u64().unwrap_or_default() == place as u64;
         let of_half = |half: &Image| -> u64 {
@@ -134,15 +137,6 @@ pub fn gpus_bytes(image: &Image) -> Result<Vec<u64>> {
         if is_emulated { all.max().unwrap_or(0) } else { all.sum() }
     };
     Ok((0..count).map(on).collect())
-}
-
-/// How much memory of its GPUs an image takes: all its halves together, unless each worker has an emulated one of its own.
-pub fn gpu_bytes(image: &Image) -> Result<u64> {
-    if is_emulated(image) { Ok(of_halves(image)?.max().unwrap_or(0)) } else { all_gpu_bytes(image) }
-}
-
-fn is_emulated(image: &Image) -> bool {
-    image.manifest().gpus.first().is_some_and(|gpu| gpu.kind == GpuKind::Emulated)
 }
 
 /// How much GPU memory all halves of an image have together.

@@ -164,7 +164,8 @@ impl<'a> Attempt<'a> {
         let (caches, gpu) = (self.sandbox.caches(), self.sandbox.record().gpu);
         let (status, _held) =
             preflight::wait_for_room((&self.sandbox.pool, &gpu), worker, self.image, status)?;
-        let status = caches.make_room(worker, &gpu, preflight::gpu_bytes(self.image)?, status)?;
+        let missing = preflight::missing(&preflight::gpus_bytes(self.image)?, &status);
+        let status = caches.make_room(worker, &gpu, missing, status)?;
         preflight::check_gpus(self.image, &status)?;
         gpu_half::each(halves, |(worker, image)| self.restore_half(worker, image, &gpu))
     }

@@ -245,8 +245,9 @@ impl Attempt<'_> {
         let paths: Vec<_> = halves.iter().map(|half| (&half.worker, &half.image)).collect();
         let Some((worker, _)) = paths.first() else { return Ok(None) };
         let status = worker.status()?;
-        let (needed, free) = (preflight::gpu_bytes(self.image)?, status.free_bytes.first().copied());
-        if let Some(free) = free.filter(|free| *free < needed) {
+        let needed = preflight::gpus_bytes(self.image)?;
+        let mut gpus = needed.iter().zip(&status.free_bytes);
+        if let Some((needed, free)) = gpus.find(|(needed, free)| free < needed) {
             return Ok(Some(format!(
                 "the image's GPU half was not proven by a restore: it needs {} MB of GPU memory and {} MB are free beside the program",
                 needed >> 20,
