@@ -54,7 +54,7 @@ pub use memory::{Datum, Holding, Memory};
 pub use plan::{MemoryNeed, Place, Plan, PlanError, Source, Variant};
 pub use policy::{Counts, Stage};
 pub use program_spans::ProgramSpan;
-pub use service::{InstanceView, Service, ServiceView};
+pub use service::{InstanceView, RolloutError, Service, ServiceView};
 pub use tally::{Tally, durations};
 pub use tenant::{Membership, Tenant, Tenants, Token};
 pub use tls::{Tls, TlsError};

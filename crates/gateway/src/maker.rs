@@ -10,7 +10,7 @@ use tokio::net::TcpSocket;
 use crate::memory::Holding;
 use crate::plan::Source;
 
-/// Why an instance is not there, or not awake: a sentence.
+/// Why an instance is not there, or not awake or asleep: a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub why: String,
@@ -33,7 +33,7 @@ pub trait Maker: Send + Sync {
 
 pub trait Instance: Send + Sync {
     /// Gives its GPU back; its memory there goes to this level. One that sleeps already goes on to it from a higher one.
-    fn sleep(&self, level: Level) -> Result<(), String>;
+    fn sleep(&self, level: Level) -> Result<(), Failure>;
     /// It is wanted: it need not go on to a lower level.
     fn call_off(&self);
     fn wake(&self) -> Result<(), Failure>;

@@ -69,7 +69,7 @@ struct State {
     waiting: HashMap<u64, oneshot::Sender<Verdict>>,
     upstreams: HashMap<u32, Arc<Upstream>>,
     /// Who wants to know how the rollout went.
-    rollout: Option<Sender<Result<(), String>>>,
+    rollout: Option<Sender<Result<(), RolloutError>>>,
     /// When the policy is asked next.
     next: Option<Instant>,
     /// What is wrong beside the policy's matters.
@@ -78,6 +78,18 @@ struct State {
     trouble: Option<String>,
     history: History,
     latency: Latency,
+}
+
+/// Why an image does not serve that was to; all is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum RolloutError {
+    #[error("another image is just being rolled out to the service {service}; wait for that")]
+    UnderWay { service: ServiceName },
+    #[error("the rollout was given up")]
+    GivenUp,
+    /// Why none came to listen.
+    #[error("{0}")]
+    NoInstance(String),
 }
 
 /// What becomes of a request.
@@ -198,7 +210,7 @@ impl Service {
     }
 
     /// Has another image take the place of the one that there is, if it serves; the answer comes then.
-    pub fn roll_out(self: &Arc<Self>, source: Source, plan: Plan) -> Result<(), String> {
+    pub fn roll_out(self: &Arc<Self>, source: Source, plan: Plan) -> Result<(), RolloutError> {
         let (sender, receiver): (_, Receiver<_>) = channel();
         let mut begun = false;
         self.change(|state, now| {
@@ -208,8 +220,8 @@ impl Service {
             }
         });
         match begun {
-            true => receiver.recv().unwrap_or_else(|_| Err("the rollout was given up".to_string())),
-            false => Err(format!("another image is just being rolled out to the service {}", self.name)),
+            true => receiver.recv().unwrap_or(Err(RolloutError::GivenUp)),
+            false => Err(RolloutError::UnderWay { service: self.name.clone() }),
         }
     }
 
@@ -371,7 +383,7 @@ impl Service {
                 Action::Refuse { request, why } => verdicts.push((state.waiting.remove(&request), Err(why))),
                 Action::RolledOut(how) => {
                     if let Some(sender) = state.rollout.take() {
-                        let _ = sender.send(how);
+                        let _ = sender.send(how.map_err(RolloutError::NoInstance));
                     }
                 }
                 other => rest.push(other),

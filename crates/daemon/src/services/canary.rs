@@ -77,7 +77,7 @@ pub fn serve(
     }
     let number = record.canaries + 1;
     let (begun, _) = make(daemon, (name, &stem(name, number)), service.tenant(), &plan(&record.plan), None)?;
-    begun.roll_out(source.clone(), plan(&record.plan)).map_err(refused)?;
+    begun.roll_out(source.clone(), plan(&record.plan)).map_err(|error| refused(error.to_string()))?;
     record.canary = Some(CanaryRecord { source, share, number });
     record.canaries = number;
     if let Err(error) = record.save(&daemon.paths.services()) {

@@ -125,10 +125,10 @@ impl Maker for InstanceMaker {
 }
 
 impl Instance for Member {
-    fn sleep(&self, level: Level) -> std::result::Result<(), String> {
+    fn sleep(&self, level: Level) -> std::result::Result<(), Failure> {
         match sleep::sleep(&self.daemon, &self.sandbox, level, &Reply::to_nobody()) {
             Ok(_) | Err(Error::Sleep(SleepError::AlreadyAsleep { .. })) => Ok(()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(failure(error)),
         }
     }
 

@@ -115,9 +115,10 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, request: &ServiceReq
         Some(record) if record.source.makes_the_same(&source) && !record.draining => {
             service.replan(plan.clone())
         }
-        _ => service
-            .roll_out(source.clone(), plan.clone())
-            .map_err(|reason| ServiceError::CannotServe { image: image.to_string(), reason })?,
+        _ => service.roll_out(source.clone(), plan.clone()).map_err(|error| ServiceError::CannotServe {
+            image: image.to_string(),
+            reason: error.to_string(),
+        })?,
     }
     let canaries = kept.map_or(0, |record| record.canaries);
     let mut record = ServiceRecord {

@@ -67,7 +67,7 @@ impl Service {
                         }
                         _ => service.memory.stays(service.key(instance)),
                     }
-                    if let Err(why) = &slept {
+                    if let Err(Failure { why, .. }) = &slept {
                         log::warn!("the instance {} stays as it is: {why}", upstream.name);
                     }
                     service.act(|policy, now| policy.slept(instance, slept.is_ok(), now));

@@ -15,8 +15,8 @@ struct Program {
 }
 
 impl Instance for Program {
-    fn sleep(&self, _: Level) -> Result<(), String> {
-        Err("it has no GPU".to_string())
+    fn sleep(&self, _: Level) -> Result<(), Failure> {
+        Err(Failure { why: "it has no GPU".to_string(), missing: None })
     }
 
     fn call_off(&self) {}
