@@ -1,12 +1,15 @@
 """WebSockets through a service's port: messages of both kinds, large ones, and how a connection ends."""
 
+import json
 import os
 import ssl
 import sys
+import time
 from pathlib import Path
 from socket import SHUT_RDWR
 
 import pytest
+from collector import collecting
 from rekindle import PATIENCE
 from test_services import begun, image
 from test_services_tls import certificate
@@ -120,3 +123,31 @@ def test_a_websocket_ends_with_its_client_and_with_its_instance(rekindle):
     # The next one is another instance's.
     with chat.connect() as socket:
         say(socket, "again")
+
+
+def test_a_websocket_is_told_of_when_it_ends_with_what_went_over_it(tmp_path):
+    log = tmp_path / "access.log"
+    with (
+        collecting() as (collector, address),
+        begun(OTEL_EXPORTER_OTLP_ENDPOINT=address, REKINDLE_ACCESS_LOG=str(log)) as rekindle,
+    ):
+        chat = Chat(rekindle)
+        with chat.connect() as socket:
+            say(socket, os.urandom(1000))
+            said = time.time_ns()
+            time.sleep(0.2)
+            assert not log.exists() or not log.read_text()
+            say(socket, os.urandom(1000))
+        chat.ended()
+        rekindle.wait(lambda: log.exists() and log.read_text().endswith("\n"), "its line")
+        (line,) = (json.loads(line) for line in log.read_text().splitlines())
+        # Beside the messages go their heads, and the words of closing.
+        assert line["status"] == 101 and line["instance_us"] > 200_000
+        assert 2000 < line["bytes_in"] < 2100 and 2000 < line["bytes_out"] < 2100
+        rekindle.wait(lambda: collector.one(**{"rekindle.request_id": line["request_id"]}), "its span")
+        whole = collector.one(**{"rekindle.request_id": line["request_id"]})
+        program = next(one for one in collector.below(whole) if one.name == "program")
+        (stream,) = (one for one in collector.below(program) if one.name == "stream")
+        assert program.begin <= stream.begin <= said and stream.end == program.end == whole.end
+        assert stream.end - stream.begin > 200_000_000
+        assert stream.attributes["rekindle.bytes"] == line["bytes_out"] and stream.attributes["rekindle.pieces"] >= 2

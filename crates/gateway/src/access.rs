@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use opentelemetry::trace::SpanContext;
 use rekindle_protocol::service_name::ServiceName;
 
@@ -24,6 +24,7 @@ use crate::program_spans::ProgramSpan;
 use crate::refusal::Answer;
 use crate::relay::Relay;
 use crate::tally::{Reason, Tally};
+use crate::tunnel;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What clients look up by `GET` about the functions of a service; it is no call of one, and does not count.
@@ -64,7 +65,7 @@ pub struct RequestAttempt {
     pub until: Duration,
     /// What the instance has said of its time with it.
     pub spans: Vec<ProgramSpan>,
-    /// What came of an answer whose length was not known.
+    /// What came of an answer whose length was not known, or over a connection that was upgraded.
     pub stream: Option<StreamCounts>,
 }
 
@@ -236,8 +237,13 @@ impl Entry {
         }
     }
 
+    /// Bytes have come from the client.
+    pub fn came_in(&mut self, bytes: u64) {
+        self.came_in.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// A piece of the answer goes to the client.
-    fn sent_on(&mut self, bytes: u64) {
+    pub fn sent_on(&mut self, bytes: u64) {
         self.record.bytes_out += bytes;
         if !self.is_stream || bytes == 0 {
             return;
@@ -253,26 +259,36 @@ impl Entry {
     /// The answer as the client gets it.
     pub fn answered(mut self, mut answer: Answer) -> Response<Logged> {
         self.record.status = Some(answer.status().as_u16());
-        self.is_stream = answer.body().size_hint().exact().is_none();
+        let is_upgrade = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+        self.is_stream = is_upgrade || answer.body().size_hint().exact().is_none();
         if let Ok(value) = HeaderValue::from_str(&self.record.request_id) {
             answer.headers_mut().insert(REQUEST_ID, value);
         }
-        answer.map(|body| Logged { body, entry: self })
+        if is_upgrade {
+            // How long the connection lasts is no latency.
+            self.count();
+        }
+        let entry = tunnel::hand_over(&mut answer, self);
+        answer.map(|body| Logged { body, entry })
+    }
+
+    /// It counts among the requests that the service has answered.
+    fn count(&mut self) {
+        let Some(tally) = self.tally.take() else { return };
+        tally.answered(self.record.status);
+        if self.waited {
+            tally.queued.observe(self.record.queued.as_secs_f64());
+        }
+        if self.sent.is_some() {
+            tally.whole.observe(self.came.elapsed().as_secs_f64());
+        }
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        self.count();
         let took = self.came.elapsed();
-        if let Some(tally) = &self.tally {
-            tally.answered(self.record.status);
-            if self.waited {
-                tally.queued.observe(self.record.queued.as_secs_f64());
-            }
-            if self.sent.is_some() {
-                tally.whole.observe(took.as_secs_f64());
-            }
-        }
         let Some(access) = &self.access else { return };
         let mut record = self.record.clone();
         record.bytes_in = self.came_in.load(Ordering::Relaxed);
@@ -314,10 +330,10 @@ impl Body for CountedBody {
     }
 }
 
-/// An answer on its way to a client. It is through when this goes.
+/// An answer on its way to a client. It is through when this goes, or the [connection](tunnel) that has the entry.
 pub struct Logged {
     body: Either<Relay, Full<Bytes>>,
-    entry: Entry,
+    entry: Option<Entry>,
 }
 
 impl Body for Logged {
@@ -330,7 +346,9 @@ impl Body for Logged {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = self.get_mut();
         let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
-        this.entry.sent_on(length(frame.as_ref()));
+        if let Some(entry) = &mut this.entry {
+            entry.sent_on(length(frame.as_ref()));
+        }
         Poll::Ready(frame)
     }
 
@@ -351,8 +369,6 @@ fn length<E>(frame: Option<&Result<Frame<Bytes>, E>>) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
-
-    use hyper::StatusCode;
 
     use super::*;
     use crate::refusal::say;

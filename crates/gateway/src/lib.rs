@@ -40,6 +40,7 @@ mod streams;
 mod tally;
 mod tenant;
 mod tls;
+mod tunnel;
 mod upstream;
 mod workflow;
 

@@ -12,8 +12,6 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::HeaderValue;
 use hyper::upgrade::{OnUpgrade, on};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use hyper_util::rt::TokioIo;
-use tokio::io::copy_bidirectional_with_sizes;
 
 use crate::access::{Access, Entry, Logged, RequestOrigin};
 use crate::canary::Canary;
@@ -28,6 +26,7 @@ use crate::program_spans;
 use crate::refusal::{Answer, denied, refused, say};
 use crate::relay::Relay;
 use crate::service::{Service, Verdict};
+use crate::tunnel;
 use crate::upstream::{Body, Connection, Failure};
 use crate::workflow::Pieces;
 
@@ -239,20 +238,9 @@ fn passed_on(
     headers::answer(&mut head.headers, upgraded.is_some());
     head.version = Version::HTTP_11;
     if let (Some(client), Some(server)) = (upgraded, server) {
-        tokio::spawn(carry(client, server, slot));
-        return Response::from_parts(head, Either::Right(Default::default()));
+        let mut answer = Response::from_parts(head, Either::Right(Default::default()));
+        tunnel::begin(client, server, slot, &mut answer);
+        return answer;
     }
     Response::from_parts(head, Either::Left(Relay::new(body, slot, connection)))
-}
-
-/// Carries what is no HTTP any more, until one of both ends it.
-async fn carry(client: OnUpgrade, server: OnUpgrade, mut slot: InstanceSlot) {
-    let both = async { hyper::Result::Ok((client.await?, server.await?)) };
-    let (client, server) = match both.await {
-        Ok(both) => both,
-        Err(error) => return log::debug!("a connection was not upgraded: {error}"),
-    };
-    let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
-    let carried = copy_bidirectional_with_sizes(&mut client, &mut server, limits::PIECE, limits::PIECE).await;
-    slot.outcome = if carried.is_ok() { Outcome::Answered } else { Outcome::Broken };
 }
