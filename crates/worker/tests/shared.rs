@@ -291,6 +291,27 @@ fn a_fault_is_told_to_who_has_work_there_and_holds_who_is_at_rest() {
 }
 
 #[test]
+fn a_fault_that_is_met_by_a_question_for_the_state_is_one_to_all() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let host = Host::start(directory.path());
+    let [mut one, mut rests] = [0, 1].map(|number| host.program(slice(number)));
+    std::thread::sleep(TO_REST);
+    launch(&mut one.lane, 0, 1, &[0x10, 1]);
+    // Nobody waits for the kernel.
+    for _ in 0..100 {
+        one.daemon.ask(ask::GetStatus {});
+        rests.daemon.ask(ask::GetStatus {});
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((one.lost(), rests.lost()), (ContextLost::Told, ContextLost::AtRest));
+    for program in [one, rests] {
+        program.die();
+    }
+    host.end();
+}
+
+#[test]
 fn who_is_at_rest_is_told_of_a_fault_once_nobody_is_there_to_have_it_go_on_elsewhere() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();

@@ -84,12 +84,15 @@ impl Client {
 
     /// Of a device on which neither the program nor the worker has a context, all that it has: asking would take making one.
     fn free_bytes(&mut self, device: usize) -> u64 {
-        if let Ok((free, _)) = self.memory_space(device) {
-            return free;
-        }
-        let free = self.gpus.free_bytes(device);
-        self.bind_anew();
-        free.unwrap_or_else(|| self.gpus.info(device).map_or(0, |info| info.total_memory))
+        let known = match self.contexts[device] {
+            Some(_) => self.memory_space(device).ok().map(|(free, _)| free),
+            None => {
+                let free = self.gpus.free_bytes(device);
+                self.bind_anew();
+                free
+            }
+        };
+        known.unwrap_or_else(|| self.gpus.info(device).map_or(0, |info| info.total_memory))
     }
 
     /// Removes the client's files from the run directory: it has ended.

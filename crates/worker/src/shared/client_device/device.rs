@@ -25,7 +25,7 @@ impl Device for ClientDevice {
         self.device.has_common_memory()
     }
     fn bind(&self) -> Result<()> {
-        if self.is_leaving() { Ok(()) } else { self.device.bind() }
+        if self.is_leaving() { Ok(()) } else { self.noted(self.device.bind()) }
     }
     fn synchronize(&self) -> Result<()> {
         let open = self.open()?;
@@ -52,7 +52,7 @@ impl Device for ClientDevice {
     }
 
     fn memory_info(&self) -> Result<(u64, u64)> {
-        self.open()?.memory_info()
+        self.noted(self.open()?.memory_info())
     }
     fn granularity(&self) -> u64 {
         self.device.granularity()
@@ -108,7 +108,7 @@ impl Device for ClientDevice {
         self.give(|owned| owned.mapped.remove(&address), |device| device.unmap(address, bytes))
     }
     fn protect(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
-        self.open()?.protect(address, bytes, access)
+        self.noted(self.open()?.protect(address, bytes, access))
     }
     fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
         let note = |owned: &mut Owned, ()| owned.registered.insert(address, bytes);
@@ -183,7 +183,7 @@ impl Device for ClientDevice {
         Ok((module, function))
     }
     fn function(&self, module: Module, name: &str) -> Result<Function> {
-        self.open()?.function(module, name)
+        self.noted(self.open()?.function(module, name))
     }
     fn function_names(&self, module: Module) -> Result<Vec<String>> {
         self.open()?.function_names(module)
@@ -203,13 +203,13 @@ impl Device for ClientDevice {
         open.set_function_cache(function, config)
     }
     fn global(&self, module: Module, name: &str) -> Result<(u64, u64)> {
-        self.open()?.global(module, name)
+        self.noted(self.open()?.global(module, name))
     }
     fn globals(&self, module: Module) -> Result<Vec<Global>> {
         if let Some(known) = self.kept().globals.get(&module) {
             return Ok(known.clone());
         }
-        let globals = self.open()?.globals(module)?;
+        let globals = self.noted(self.open()?.globals(module))?;
         self.kept().globals.insert(module, globals.clone());
         Ok(globals)
     }
