@@ -245,3 +245,19 @@ def test_a_full_disk_keeps_the_program_awake():
             assert rekindle.sandbox("buffers")["state"] == "running"
         go(rekindle)
         assert rekindle.wait_end("buffers") == ["ready", "ok"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_that_sleeps_before_it_was_asked_whether_all_is_loaded_goes_on(level):
+    with Rekindle(REKINDLE_FAULT="load-awaited:hang") as rekindle:
+        feature(rekindle)
+        rekindle("checkpoint", "buffers", "--to", "image", "--stop")
+        rekindle.restore("image", "restored")
+        rekindle.reached("load-awaited")
+        rekindle("sleep", "restored", "--level", level)
+        rekindle.let_go("load-awaited")
+        # Whoever it is that asks has asked by then.
+        time.sleep(1)
+        assert rekindle.sandbox("restored")["problem"] is None
+        go(rekindle)
+        assert rekindle.wait_end("restored")[-1] == "ok"

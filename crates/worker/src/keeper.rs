@@ -16,7 +16,9 @@ use std::process::ExitCode;
 
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::peer;
-use rekindle_protocol::worker::{self as protocol, MOST_DESCRIPTORS, Message, Reply, Request, Status, ask};
+use rekindle_protocol::worker::{
+    self as protocol, MOST_DESCRIPTORS, Message, Phase, Reply, Request, Status, ask,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::control::GREETING_LIMIT;
@@ -149,6 +151,8 @@ impl Keeper {
                 self.status.device_bytes = 0;
                 frame::send(stream, &Reply { id, answer: Ok(()) }, &[])
             }
+            // All was loaded before the program fell asleep: who waits for that may come to ask later.
+            Request::Loaded(_) => frame::send(stream, &Reply { id, answer: Ok(Vec::<Phase>::new()) }, &[]),
             Request::Shutdown(_) => frame::send(stream, &Reply { id, answer: Ok(()) }, &[]),
             _ => {
                 let problem = "the program's GPU half sleeps; wake it first".to_string();

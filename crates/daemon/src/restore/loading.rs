@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
 use rekindle_store::Image;
 
@@ -58,6 +59,9 @@ fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: 
     std::thread::spawn(move || {
         // Another worker needs it if this one dies meanwhile.
         let held = Image::open(&path);
+        if let Err(error) = fault::point("load-awaited") {
+            log::warn!("{error}");
+        }
         let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
         let mut worker = worker;
         for _ in 0..MOST_REPLACEMENTS {
