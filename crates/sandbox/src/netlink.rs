@@ -65,6 +65,21 @@ pub fn next<'a>(
     Some((kind, body))
 }
 
+/// Gives the body of each message of one piece of a list; whether more come.
+pub fn each(mut messages: &[u8], mut take: impl FnMut(&[u8])) -> io::Result<bool> {
+    let is_last = messages.is_empty();
+    while let Some((kind, body)) = message(&mut messages) {
+        match i32::from(kind) {
+            libc::NLMSG_DONE => return Ok(false),
+            libc::NLMSG_ERROR => {
+                return Err(failure(body).unwrap_or_else(|| io::ErrorKind::InvalidData.into()));
+            }
+            _ => take(body),
+        }
+    }
+    Ok(!is_last)
+}
+
 /// What a message of kind `NLMSG_ERROR` says; nothing if all went well.
 pub fn failure(body: &[u8]) -> Option<io::Error> {
     let code = body.get(..4).map_or(libc::EIO, |code| -(number(code) as i32));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use crate::netlink::{Netlink, failure, message, next, number};
+use crate::netlink::{Netlink, each, next, number};
 use crate::process;
 
 /// The request's and the answers' numbers, of `linux/sock_diag.h` and `linux/unix_diag.h`.
@@ -58,18 +58,8 @@ fn request() -> Vec<u8> {
 }
 
 /// Reads the messages of one answer; whether more come.
-fn read(mut messages: &[u8], out: &mut BTreeMap<u32, Unix>) -> io::Result<bool> {
-    let is_last = messages.is_empty();
-    while let Some((kind, body)) = message(&mut messages) {
-        match i32::from(kind) {
-            libc::NLMSG_DONE => return Ok(false),
-            libc::NLMSG_ERROR => {
-                return Err(failure(body).unwrap_or_else(|| io::ErrorKind::InvalidData.into()));
-            }
-            _ => out.extend(one(body)),
-        }
-    }
-    Ok(!is_last)
+fn read(messages: &[u8], out: &mut BTreeMap<u32, Unix>) -> io::Result<bool> {
+    each(messages, |body| out.extend(one(body)))
 }
 
 fn one(body: &[u8]) -> Option<(u32, Unix)> {

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::netlink::{Netlink, failure, message, number};
+use crate::netlink::{Netlink, each, failure, message, number};
 
 /// The requests' numbers, and the attribute with conditions, of `linux/sock_diag.h` and `linux/inet_diag.h`.
 const BY_FAMILY: u16 = 20;
@@ -131,18 +131,8 @@ fn conditions(ports: &[u16]) -> Vec<u8> {
 }
 
 /// Reads the messages of one piece; whether more come.
-fn read(mut messages: &[u8], out: &mut BTreeSet<Tcp>) -> io::Result<bool> {
-    let is_last = messages.is_empty();
-    while let Some((kind, body)) = message(&mut messages) {
-        match i32::from(kind) {
-            libc::NLMSG_DONE => return Ok(false),
-            libc::NLMSG_ERROR => {
-                return Err(failure(body).unwrap_or_else(|| io::ErrorKind::InvalidData.into()));
-            }
-            _ => out.extend(one(body)),
-        }
-    }
-    Ok(!is_last)
+fn read(messages: &[u8], out: &mut BTreeSet<Tcp>) -> io::Result<bool> {
+    each(messages, |body| out.extend(one(body)))
 }
 
 /// `inet_diag_msg`.
