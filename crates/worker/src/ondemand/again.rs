@@ -5,6 +5,7 @@
 //!                      client's socket, daemon's connection, listener   descriptors
 //!                      journal                                          a file in memory
 //!                      base, if one was taken since the restore         a descriptor of memory
+//!                      who holds what a lost worker is mended with      a socket
 //!                    opens the GPU ─ restores and loads all ─ base ─ does the journal once more ─ goes on
 //! ```
 //!
@@ -26,6 +27,7 @@ use super::OnDemandError;
 use super::base::{self, Base, BaseDescription};
 use super::conversations::{Conversations, wait_for_parting};
 use super::journal::Journal;
+use super::mend::Mend;
 use super::replace::take_up;
 use crate::arguments::Arguments;
 use crate::client_thread::ClientThread;
@@ -53,8 +55,11 @@ struct Inheritance {
     journal: RawFd,
     /// What memory held when the journal began, where that is not what the image has.
     base: Option<(BaseDescription, RawFd)>,
-    /// The client's pid.
+    /// How the loss of this worker is to be mended, if it is to be.
+    mend: Option<Mendable>,
+    /// The client's pid, and whether the driver half of its process is attached.
     pid: i32,
+    driver_attached: bool,
     /// Whose arrays it hands on.
     owner: Option<String>,
     /// What becomes of the order in which parts are used, and what was recorded of it.
@@ -62,6 +67,14 @@ struct Inheritance {
     uses: Vec<String>,
     /// How long ago the restore began, microseconds.
     age_us: u64,
+}
+
+/// Of a worker whose loss is to be mended: the daemon's end of a socket, and where states are written.
+#[derive(Serialize, Deserialize)]
+struct Mendable {
+    daemon: RawFd,
+    store: PathBuf,
+    name: String,
 }
 
 /// Starts again. Returns only where that cannot be, with how the worker ends.
@@ -97,6 +110,10 @@ pub(crate) fn do_again(
     };
     let base = base.map(|base| base.described()).map(|(described, memory)| (described, memory.as_raw_fd()));
     let age_us = age.as_micros() as u64;
+    let mendable = |mend: &Mend| {
+        let (daemon, (store, name)) = (mend.holder()?.as_raw_fd(), mend.place());
+        Some(Mendable { daemon, store: store.to_path_buf(), name: name.to_string() })
+    };
     let inheritance = Inheritance {
         gpu,
         image,
@@ -107,16 +124,24 @@ pub(crate) fn do_again(
         daemon_waits: daemon.waits,
         journal: journal.descriptor().as_raw_fd(),
         base,
+        mend: dispatcher.mend.as_ref().and_then(mendable),
         pid: dispatcher.client.pid,
+        driver_attached: dispatcher.client.driver_attached,
         owner: dispatcher.client.exchange.owner.clone(),
         record: dispatcher.uses.as_ref().map_or(Recording::None, |uses| uses.recording()),
         uses: dispatcher.uses.as_ref().map_or_else(Vec::new, |uses| uses.names()),
         age_us,
     };
-    let mut passed = vec![inheritance.listener, inheritance.client, inheritance.journal];
-    passed.extend(inheritance.daemon);
-    passed.extend(inheritance.base.as_ref().map(|(_, memory)| *memory));
-    failed(successor::start_again(ARGUMENT, &inheritance, &passed).to_string())
+    failed(successor::start_again(ARGUMENT, &inheritance, &inheritance.descriptors()).to_string())
+}
+
+impl Inheritance {
+    fn descriptors(&self) -> Vec<RawFd> {
+        let base = self.base.as_ref().map(|(_, memory)| *memory);
+        let mend = self.mend.as_ref().map(|mend| mend.daemon);
+        let always = [self.listener, self.client, self.journal];
+        always.into_iter().chain(self.daemon).chain(base).chain(mend).collect()
+    }
 }
 
 /// What is to be done once more, on which image and base, and for how long the restore has been over.
@@ -139,17 +164,15 @@ pub(crate) fn main(number: &OsStr) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let mut kept = vec![inheritance.listener, inheritance.client, inheritance.journal];
-    kept.extend(inheritance.daemon);
-    kept.extend(inheritance.base.as_ref().map(|(_, memory)| *memory));
-    successor::close_others(&kept);
+    successor::close_others(&inheritance.descriptors());
     // SAFETY: the program that this process ran before has left them open, each for one owner here.
     let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
     let listener = UnixListener::from(own(inheritance.listener));
     let client = UnixStream::from(own(inheritance.client));
     let daemon = inheritance.daemon.map(|number| UnixStream::from(own(number)));
     let journal = own(inheritance.journal);
-    match go_on(&inheritance, listener, client, daemon, journal) {
+    let holder = inheritance.mend.as_ref().map(|mend| UnixStream::from(own(mend.daemon)));
+    match go_on(&inheritance, listener, client, (daemon, holder), journal) {
         Ended::Done => ExitCode::SUCCESS,
         Ended::Failed(problem) => {
             log::error!("{problem}");
@@ -162,7 +185,7 @@ fn go_on(
     inheritance: &Inheritance,
     listener: UnixListener,
     client: UnixStream,
-    daemon: Option<UnixStream>,
+    (daemon, holder): (Option<UnixStream>, Option<UnixStream>),
     journal: OwnedFd,
 ) -> Ended {
     let ((remote, inbox), link) = (remote(), Link::new());
@@ -171,6 +194,10 @@ fn go_on(
     let dispatcher = restore(inheritance, &inbox, &remote, &link).and_then(|mut dispatcher| {
         let journal = Journal::inherit(journal).map_err(OnDemandError::JournalFile)?;
         take_up(&mut dispatcher, journal)?;
+        if let Some((Mendable { store, name, .. }, holder)) = inheritance.mend.as_ref().zip(holder) {
+            let mend = Mend::new(store.clone(), name.clone()).map_err(OnDemandError::Kept)?;
+            dispatcher.mend.insert(mend).be_held_by(holder, &client);
+        }
         Ok(dispatcher)
     });
     let mut dispatcher = match dispatcher {
@@ -214,6 +241,7 @@ fn restore(
     let gpu = Gpu::parse(&inheritance.gpu).ok_or_else(|| OnDemandError::NoGpu(inheritance.gpu.clone()))?;
     let mut dispatcher = Dispatcher::new(start::first_client(gpu.open()?, link.clone())?);
     dispatcher.client.pid = inheritance.pid;
+    dispatcher.client.driver_attached = inheritance.driver_attached;
     dispatcher.client.exchange.owner.clone_from(&inheritance.owner);
     dispatcher.client.mended = true;
     dispatcher.client.output.of_pid(inheritance.pid);

@@ -114,9 +114,9 @@ impl MendState {
         self.bases.iter().filter_map(Base::image)
     }
 
-    /// Whether somebody holds what is kept.
-    pub(super) fn is_held(&self) -> bool {
-        self.daemon.is_some()
+    /// Who holds what is kept.
+    pub(super) fn holder(&self) -> Option<&UnixStream> {
+        self.daemon.as_ref()
     }
 
     /// From now on this daemon holds it, and the worker's end of its client's socket.

@@ -36,7 +36,7 @@ mod rows;
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::fault;
@@ -125,6 +125,16 @@ impl Mend {
     /// From now on the daemon at the other end holds what is kept.
     pub(crate) fn be_held_by(&mut self, daemon: UnixStream, client: &UnixStream) {
         self.keep.be_held_by(daemon, client);
+    }
+
+    /// Who holds what is kept.
+    pub(crate) fn holder(&self) -> Option<&UnixStream> {
+        self.keep.holder()
+    }
+
+    /// The store where states are written, and the beginning of their names.
+    pub(crate) fn place(&self) -> (&Path, &str) {
+        (&self.store, &self.name)
     }
 
     /// What is done of requests, if it could be done once more.
@@ -309,7 +319,7 @@ impl Mend {
     /// Begins an epoch if that is due and the program is at rest, and holds it if it has to come to rest for that. `next` is the
     /// ticket of its next request. When to look again.
     pub(crate) fn look(&mut self, client: &mut Client, next: u64, is_quiet: bool) -> Option<Duration> {
-        if self.has_failed || !self.keep.is_held() || client.is_broken() {
+        if self.has_failed || self.holder().is_none() || client.is_broken() {
             return None;
         }
         let now = Instant::now();
