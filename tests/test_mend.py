@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from rekindle import CommandError, Rekindle
 from test_features import ALONE, FEATURES
+from test_on_demand import SLOW, load, phases, set_environment
 
 WORK = Path(__file__).parent / "mend" / "work.py"
 THREADS = WORK.with_name("threads.py")
 # Mending does not cover CUDA arrays.
 OF_ARRAYS = ["arrays", "surfaces", "textures"]
-KINDS = ["kernels", "uploads", "waits", "streams", "pinned_memory", "module_globals", "allocates", "graphs"]
+KINDS = ["kernels", "uploads", "waits", "lists", "streams", "pinned_memory", "module_globals", "allocates", "graphs"]
 
 
 class Program:
@@ -112,6 +113,29 @@ def test_who_has_arrays_is_not_mended_and_says_so(rekindle):
 def test_a_worker_is_killed_while_it_works(rekindle, kind):
     program = Program(rekindle, kind)
     for _ in range(3):
+        program.goes_on()
+        program.on()
+        program.lose()
+    program.ends()
+
+
+def test_a_program_whose_kernels_ran_ahead_of_loading_is_mended_as_any(rekindle):
+    program = Program(rekindle, "lists")
+    program.goes_on()
+    program.pause()
+    rekindle("checkpoint", "work", "--to", "image", "--stop")
+    rekindle("rm", "work")
+    set_environment(rekindle, **SLOW)
+    rekindle("restore", "image", "--name", "work", "--gpu", rekindle.gpu, "-d")
+    rekindle.reached("loading-begun")
+    # The daemon holds what there is to be held before the kernel's fault, which is what the worker starts again for.
+    rekindle.wait(lambda: "no copy of its GPU memory" in program.mending()["why"], "the worker to say what is to be held")
+    (program.place / "pause").unlink()
+    load(rekindle)
+    log = lambda: "".join(path.read_text() for path in (rekindle.state / "logs").glob("*.worker-*.log"))
+    rekindle.wait(lambda: "CUDA_ERROR_ILLEGAL_ADDRESS" in log(), "a kernel to come to memory that is not there")
+    assert "a fault mended" in phases(rekindle, "work")
+    for _ in range(2):
         program.goes_on()
         program.on()
         program.lose()

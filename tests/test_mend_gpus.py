@@ -10,7 +10,7 @@ import pytest
 from exchange import Exchange
 from rekindle import Rekindle
 from test_features import FEATURES
-from test_migration_gpus import FIRST
+from test_migration_gpus import FIRST, ONE_STAYS
 from test_several_gpus import PROGRAM as AT_REST
 
 
@@ -124,6 +124,28 @@ def test_the_copies_lie_on_the_host_where_the_gpus_have_no_room():
         is_mended(program, 1)
         program.goes_on()
         program.ends()
+
+
+def test_it_goes_on_after_a_move_and_from_an_image(rekindle):
+    program = Exchange(rekindle, FIRST, "--mend")
+    is_on(program)
+    rekindle("migrate", program.name, "--gpu", ONE_STAYS)
+    program.goes_on()
+    is_on(program)
+    program.kill_worker()
+    is_mended(program, 1)
+    assert program.row()["gpu"] == ONE_STAYS
+    rekindle("checkpoint", program.name, "--to", "image", "--stop")
+    rekindle("rm", program.name)
+    rekindle("restore", "image", "--name", program.name, "--gpu", FIRST, "-d")
+    program.goes_on()
+    is_on(program)
+    before = program.row()["mending"]["mended"]
+    program.kill_worker()
+    is_mended(program, before + 1)
+    program.goes_on()
+    (program.place / "stop").touch()
+    assert rekindle.wait_end(program.name)[-1] == "ok"
 
 
 def test_a_program_in_a_shared_context_goes_on(rekindle):

@@ -20,6 +20,10 @@ extern "C" __global__ void mix(unsigned *a, const unsigned *b, unsigned k, int n
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) a[i] = a[i] * 1664525u + b[(i * 7 + k) % n] + k;
 }
+extern "C" __global__ void follow(unsigned **where, unsigned k, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) where[0][i] = where[0][i] * 1664525u + where[1][(i * 7 + k) % n] + k;
+}
 __device__ unsigned total;
 extern "C" __global__ void add(const unsigned *a, int n) {
     unsigned sum = 0;
@@ -74,6 +78,17 @@ class Work:
         self.launch(k + 1, self.stream)
         call("cuEventRecord", self.event, self.stream)
         call("cuEventSynchronize", self.event)
+
+    def lists(self, k):
+        """A kernel comes to memory by addresses in memory, and to so much that it takes a while to load."""
+        if not hasattr(self, "where"):
+            much = np.random.default_rng(8).integers(0, 2**32, 4 << 20, np.uint32)
+            self.c, self.on_c = much[:N], upload(much)
+            self.where = upload(np.array([int(self.on_c), int(self.on_b)], np.uint64))
+        self.module.follow(N // 256, 256, self.where, k, N)
+        call("cuStreamSynchronize", 0)
+        self.c = mix(self.c, self.b, k)
+        assert np.array_equal(download(self.on_c, N, np.uint32), self.c)
 
     def streams(self, k):
         self.launch(k, self.stream)
@@ -136,7 +151,7 @@ class Work:
 
 def main(directory, *kinds):
     work = Work()
-    names = kinds or ["kernels", "uploads", "waits", "streams", "pinned_memory", "module_globals", "allocates", "graphs"]
+    names = kinds or ["kernels", "uploads", "waits", "lists", "streams", "pinned_memory", "module_globals", "allocates", "graphs"]
     print("ready", flush=True)
     for step in itertools.count():
         getattr(work, names[step % len(names)])(step % 1000)

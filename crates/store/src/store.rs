@@ -94,9 +94,19 @@ impl Store {
         Store::open_with(root, Faults::from_environment().unwrap_or_default())
     }
 
+    /// As [`Store::open`], of what counts only as long as the processes that write and read it: nothing waits for the disk, and
+    /// images need not outlast the machine.
+    pub fn open_transient(root: &Path) -> Result<Store> {
+        Store::on(root, Disk::transient(Faults::from_environment().unwrap_or_default()))
+    }
+
     /// Opens a store that meets faults; for tests.
     pub fn open_with(root: &Path, faults: Faults) -> Result<Store> {
-        let disk = Arc::new(Disk::new(faults));
+        Store::on(root, Disk::new(faults))
+    }
+
+    fn on(root: &Path, disk: Disk) -> Result<Store> {
+        let disk = Arc::new(disk);
         if let Some(parent) = root.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::create_dir_all(parent).map_err(|error| Error::io("create directory", parent, 0, error))?;
         }

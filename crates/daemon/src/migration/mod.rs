@@ -177,7 +177,7 @@ fn take_workers(
 impl Migration<'_> {
     /// Removes what went through the host's memory.
     fn clear(&self) {
-        let images = Store::open(&self.store).and_then(|store| store.images());
+        let images = Store::open_transient(&self.store).and_then(|store| store.images());
         let own = format!("{}.", self.sandbox.id);
         for image in images.into_iter().flatten().filter(|image| image.name.starts_with(&own)) {
             forget(&self.store, &image.name);
@@ -202,7 +202,7 @@ impl Migration<'_> {
         let start = || gpu_half::each(&self.halves, |half| half.target.first_status());
         let found = self.timeline.lane(GPU).time("worker start", start)?;
         let way = plan::check(self, &found, rounds_wanted)?;
-        let store = Store::open(&self.store)?;
+        let store = Store::open_transient(&self.store)?;
         self.reply.check_wanted()?;
         let most = if way.path == MigrationPath::Host { rounds_wanted.unwrap_or(USUAL_ROUNDS) } else { 0 };
         let budgets = self.budgets(&found, &way.stays);

@@ -131,7 +131,7 @@ impl Leaving<'_> {
     /// Writes all that is known of the GPU half but its memory.
     fn save(&self) -> Result<Image> {
         let name = image_name(self.sandbox);
-        let store = Store::open(&self.sandbox.moving)?;
+        let store = Store::open_transient(&self.sandbox.moving)?;
         forget(store.root(), &name);
         let draft = store.begin(&name)?;
         draft.adopt(gpu_half::save(self.source, draft.path(), Contents::Left, self.timeline)?)?;

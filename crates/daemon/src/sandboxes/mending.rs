@@ -94,7 +94,7 @@ impl Sandbox {
 /// Removes what workers of sandboxes have left that are no more.
 pub fn clear(store: &Path, all: &[Arc<Sandbox>]) {
     let names = match store.is_dir() {
-        true => Store::open(store).and_then(|store| store.names_with("")).unwrap_or_default(),
+        true => Store::open_transient(store).and_then(|store| store.names_with("")).unwrap_or_default(),
         false => return,
     };
     let lives =
@@ -109,7 +109,7 @@ pub fn forget(store: &Path, beginning: &str) {
     if !store.is_dir() {
         return;
     }
-    let removed = Store::open(store).and_then(|store| {
+    let removed = Store::open_transient(store).and_then(|store| {
         store.names_with(beginning)?.iter().try_for_each(|name| store.remove(name))?;
         store.collect().map(drop)
     });

@@ -20,7 +20,7 @@ use crate::client::Client;
 /// Writes it as an image of this name, and says where that lies.
 pub(crate) fn save_bare(client: &mut Client, store: &Path, name: &str) -> Result<PathBuf> {
     check_globals(client)?;
-    let store = Store::open(store)?;
+    let store = Store::open_transient(store)?;
     let draft = store.begin(name)?;
     let staging = Staging::open(draft.path())?;
     let mut state = State {
@@ -69,7 +69,7 @@ fn code_of(error: Error) -> CuResult {
 
 /// Removes all whose names begin so but these.
 pub(crate) fn forget_bare(store: &Path, beginning: &str, but: &[PathBuf]) {
-    let removed = Store::open(store).and_then(|store| {
+    let removed = Store::open_transient(store).and_then(|store| {
         let names = store.names_with(beginning)?;
         let is_kept =
             |name: &String| but.iter().any(|path| path.file_name().is_some_and(|file| file == name.as_str()));

@@ -259,7 +259,7 @@ impl Mend {
                 let orders =
                     self.is_used && tells(record.opcode, answer) && self.waited.as_ref() != Some(&wait);
                 match answer.is_none() || orders {
-                    true => self.waited = Some(wait),
+                    true => (self.waited, self.is_used) = (Some(wait), true),
                     false => {
                         self.keep.journal().put_back_admitted();
                         self.note_journal();

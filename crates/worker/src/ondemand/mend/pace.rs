@@ -15,6 +15,8 @@ const QUIET: Duration = Duration::from_millis(2);
 /// A program is held for so long at most, to come to rest, and not again for so long.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
 const BETWEEN_HOLDS: Duration = Duration::from_secs(20);
+/// What a base may be thought to take before one was taken.
+const UNKNOWN: Duration = Duration::from_millis(100);
 /// How long it is not looked again for room, or for a state that can be written, after that was not there.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// More than this of the journal and a new epoch begins.
@@ -43,16 +45,16 @@ pub(super) struct EpochPacing {
     since: Instant,
     /// When something last ended, or would have ended, what could be mended.
     ended: Instant,
-    /// When it was last tried to begin one, and how long that took.
+    /// When it was last tried to begin one, and how long that took the last two times.
     tried: Option<Instant>,
-    cost: Duration,
+    took: [Duration; 2],
     held: Option<Instant>,
     let_go: Option<Instant>,
 }
 
 impl EpochPacing {
     pub(super) fn new(now: Instant) -> EpochPacing {
-        EpochPacing { since: now, ended: now, tried: None, cost: Duration::ZERO, held: None, let_go: None }
+        EpochPacing { since: now, ended: now, tried: None, took: [UNKNOWN; 2], held: None, let_go: None }
     }
 
     /// Something happens that ends what could be mended, or would.
@@ -67,16 +69,23 @@ impl EpochPacing {
 
     /// It was tried to begin one.
     pub(super) fn has_tried(&mut self, began: Instant, now: Instant, begun: bool) {
-        (self.since, self.tried, self.cost) = (now, Some(now), now - began);
+        (self.since, self.tried) = (now, Some(now));
         self.held = None;
-        if !begun {
-            self.cost = self.cost.max(AFTER_FAILURE / PART);
+        match begun {
+            true => self.took = [self.took[1], now - began],
+            false => self.took = [(now - began).max(AFTER_FAILURE / PART); 2],
         }
+    }
+
+    /// For how long after one none begins. One that took long says little: it may have waited for the disk, or for others.
+    fn least(&self) -> Duration {
+        let cost = self.took[0].min(self.took[1]);
+        self.tried.map_or(Duration::ZERO, |_| cost * PART)
     }
 
     /// There is no room for a while.
     pub(super) fn lacks_room(&mut self, now: Instant) {
-        (self.tried, self.cost) = (Some(now), AFTER_FAILURE / PART);
+        (self.tried, self.took) = (Some(now), [AFTER_FAILURE / PART; 2]);
     }
 
     /// The program waits until it is at rest.
@@ -104,7 +113,7 @@ impl EpochPacing {
 
     /// `is_quiet`: the program asks for nothing.
     pub(super) fn due(&self, epoch: Option<Epoch>, is_quiet: bool, now: Instant) -> Due {
-        let (age, least) = (now - self.since, self.cost * PART);
+        let (age, least) = (now - self.since, self.least());
         let is_full = epoch.is_some_and(|epoch| epoch.journal_bytes > FULL);
         if self.tried.is_some_and(|tried| now - tried < least) && !is_full {
             return Due::No;
@@ -123,7 +132,7 @@ impl EpochPacing {
 
     /// When to look again, though nothing happens.
     pub(super) fn again(&self) -> Duration {
-        (self.cost * PART).clamp(QUIET, YOUNG)
+        self.least().clamp(QUIET, YOUNG)
     }
 }
 
@@ -153,6 +162,19 @@ mod tests {
         assert_eq!(pace.due(unused, false, begun + ms(5000)), Due::No);
         let full = Some(Epoch { is_used: false, journal_bytes: FULL + 1 });
         assert_eq!(pace.due(full, false, begun + ms(1)), Due::Now);
+    }
+
+    #[test]
+    fn one_base_that_took_long_does_not_put_off_the_next_one_for_long() {
+        let start = Instant::now();
+        let mut pace = EpochPacing::new(start);
+        pace.has_tried(start, start + ms(10_000), true);
+        let begun = start + ms(10_000);
+        assert_eq!(pace.due(USED, true, begun + ms(1999)), Due::No);
+        assert_eq!(pace.due(USED, true, begun + ms(2000)), Due::AtRest);
+        pace.has_tried(begun + ms(2000), begun + ms(12_000), true);
+        assert_eq!(pace.due(USED, true, begun + ms(200_000)), Due::No);
+        assert_eq!(pace.due(USED, true, begun + ms(212_000)), Due::AtRest);
     }
 
     #[test]
