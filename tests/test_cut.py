@@ -178,6 +178,83 @@ def test_the_next_image_copies_only_what_has_changed():
         assert first["from"]["GPU"] > 0 and second["from"] == {"store": second["bytes"]}, (first, second)
 
 
+BEHIND = PROGRAM.with_name("behind.py")
+
+
+def behind(rekindle, count, *kind):
+    """A program that has enqueued so many long kernels, and the folder that it looks into."""
+    place = rekindle.root / "behind"
+    place.mkdir()
+    rekindle.run("behind", sys.executable, BEHIND, place, LONG, count, *kind)
+    assert rekindle.wait_lines("behind", 1) == ["enqueued"], rekindle.lines("behind")
+    return place
+
+
+def left(count, more=0):
+    """What that many kernels leave, and as many steps more."""
+    return (pow(3, LONG * count + more, 1 << 33) - 1) // 2 % (1 << 32)
+
+
+def ran_on_before_the_gpu_was_done(report):
+    begins = {phase["name"]: phase["start_us"] for phase in report["phases"]}
+    return begins.get("the program's work", 0) > begins["quiesce"] + report["stopped_us"]
+
+
+def test_an_image_has_what_enqueued_work_leaves_and_nothing_of_what_comes_after():
+    with Rekindle(REKINDLE_TUNING="gpu.moment=off", REKINDLE_FAULT="drain-begun:hang") as rekindle:
+        count = 12
+        place = behind(rekindle, count)
+        begun = rekindle.begin("checkpoint", "behind", "--to", "image", "--leave-running", "--json")
+        rekindle.reached("drain-begun")
+        (place / "on").touch()
+        assert rekindle.wait_lines("behind", 2)[1] == "went on", "the program runs, and its GPU is not done"
+        rekindle.let_go("drain-begun")
+        report = json.loads(begun.end())
+        assert ran_on_before_the_gpu_was_done(report), report["phases"]
+        (place / "look").touch()
+        expected = [f"buffer {left(count, 5)}", "new 77", "legacy 77", "mapped 4"]
+        assert rekindle.wait_end("behind") == ["enqueued", "went on", "gave back", "pinned 0", *expected]
+        for file in place.iterdir():
+            file.unlink()
+        (place / "look").touch()
+        rekindle.restore("image", "restored")
+        assert rekindle.wait_end("restored") == ["pinned 0", f"buffer {left(count)}", "new 1", "legacy 2", "freed 3", "mapped 4"]
+
+
+@pytest.mark.parametrize("kind", ["pinned", "argument", "timed"])
+def test_an_image_waits_for_work_that_writes_to_pinned_memory_or_is_timed(kind):
+    with Rekindle(REKINDLE_TUNING="gpu.moment=off") as rekindle:
+        place = behind(rekindle, 3, kind)
+        report = rekindle.json("checkpoint", "behind", "--to", "image", "--leave-running")
+        assert "the program's work" in [phase["name"] for phase in report["phases"]]
+        assert not ran_on_before_the_gpu_was_done(report), report["phases"]
+        rekindle("kill", "behind")
+        (place / "look").touch()
+        rekindle.restore("image", "restored")
+        pinned = [] if kind == "timed" else [f"pinned {left(3)}"]
+        assert rekindle.wait_end("restored")[: len(pinned) + 1] == [*pinned, f"buffer {left(3)}"]
+
+
+def test_images_of_enqueued_work_are_what_memory_held():
+    with Rekindle(REKINDLE_TUNING="gpu.moment=off,gpu.shadow=check") as rekindle:
+        rekindle.run("busy", sys.executable, BUSY, LONG, rekindle.root / "end")
+        rekindle.wait(lambda: len(rekindle.lines("busy")) > 2, "kernels")
+        for number in range(3):
+            rekindle("checkpoint", "busy", "--to", f"image-{number}", "--leave-running")
+            rekindle("verify", f"image-{number}")
+        (rekindle.root / "end").touch()
+        assert rekindle.wait_end("busy")[-1].startswith("ok")
+        rekindle.restore("image-2", "restored")
+        assert rekindle.wait_end("restored")[-1].startswith("ok")
+
+
+def test_without_it_programs_wait_for_the_gpu():
+    with Rekindle(REKINDLE_TUNING="gpu.moment=off,gpu.behind=off") as rekindle:
+        behind(rekindle, 3)
+        report = rekindle.json("checkpoint", "behind", "--to", "image", "--leave-running")
+        assert not ran_on_before_the_gpu_was_done(report), report["phases"]
+
+
 def test_an_image_takes_the_room_of_the_image_before_over():
     # Also where it is quiet for a moment, or for longer than it is waited for: the memory stays until the next image then.
     with Rekindle(**CHECKED, REKINDLE_FAULT="copy-given-back") as rekindle:

@@ -1,6 +1,6 @@
 """Images of programs that go on: a training run that is imaged again and again, and a service that is imaged under load. Each with
 its memory written beside the program, with that of the GPU alone, and with the program standing still for both; the training run
-by the driver's checkpoint with CRIU too."""
+by the driver's checkpoint with CRIU too. A training run that never waits for its GPU to rest is imaged in the same ways."""
 
 import shutil
 import threading
@@ -22,6 +22,8 @@ SERVED = "gpt2-large"
 # Steps before anything is measured, of the rate without images, and between two images.
 WARM, BASE, EVERY = 6, 20, 10
 IMAGES = 5
+# Steps that the GPU always has before it, in a run that does not wait for it.
+AHEAD = 8
 # Each begun as soon as the one before is there.
 WITHOUT_PAUSE = 3
 REQUESTS = 120
@@ -41,11 +43,16 @@ def wait_for_step(rekindle, name, file, count, limit=120):
         raise RuntimeError("it has ended: " + " | ".join(rekindle.lines(name)[-5:])[-900:])
 
 
-def training(rekindle, way, work):
+def training_ahead(rekindle, way, work):
+    """As `training`, of a program whose GPU never rests: some steps are always enqueued behind the one that it waits for."""
+    return training(rekindle, way, work, AHEAD)
+
+
+def training(rekindle, way, work, ahead=0):
     """Images every so many steps: how long each stops the program, what steps lose, and whether the last comes back as it was."""
-    label = way.replace(" ", "-")
+    label = f"{way.replace(' ', '-')}-{ahead}"
     name, file = f"train-{label}", work / f"train-{label}"
-    rekindle.run(name, *python_program(TRAINED, "--train", file))
+    rekindle.run(name, *python_program(TRAINED, "--train", file, "--ahead", ahead))
     wait_for_step(rekindle, name, file, WARM + BASE)
     base = rows(file)[WARM : WARM + BASE]
     step = (base[-1][1] - base[0][1]) / (len(base) - 1)
@@ -177,10 +184,13 @@ def cpu_written(image):
     return sum(part["stored"] for part in image["parts"] if part["kind"].startswith("cpu") and not part.get("from"))
 
 
+PROGRAMS = {"training": training, "training ahead": training_ahead, "service": service}
+
+
 def measure(binaries, memory, work, note, only):
     """`note(name, rekindle, function)` keeps each row; `only` are names of rows."""
     for way, environment in WAYS.items():
-        both = {f"{what.__name__}, {way}": what for what in (training, service)}
+        both = {f"{name}, {way}": what for name, what in PROGRAMS.items()}
         wanted = {name: what for name, what in both.items() if name in (only or both)}
         if wanted:
             with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"cut-{way.replace(' ', '-')}", **environment) as rekindle:

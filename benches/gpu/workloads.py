@@ -4,12 +4,14 @@
     python workloads.py NAME --batches FILE                    whenever FILE appears: a batch of steps, `batch MEDIAN_MS`
     python workloads.py NAME --serve FILE                      whenever FILE appears: a step, `answer DIGEST`, also in FILE.answers
     python workloads.py NAME --train FILE                      steps for ever, a line each in FILE: `I SECONDS DIGEST`, when it was done
+    python workloads.py NAME --train FILE --ahead N            so, with N steps enqueued behind the one that is waited for
 
 Weights are random but seeded; what is measured does not depend on them.
 """
 
 import argparse
 import atexit
+import collections
 import contextlib
 import ctypes
 import hashlib
@@ -563,6 +565,25 @@ def train(step, file):
             lines.write(f"{i} {time.time()} {line}\n")
 
 
+def train_ahead(step, file, ahead):
+    """As `train`, of a program that never waits for the GPU to rest: so many steps are enqueued behind the one that it waits for."""
+    torch = torch_module()
+    beside, under_way = torch.cuda.Stream(), collections.deque()
+    print("ready", flush=True)
+    for i in itertools.count():
+        result, done = step(i), torch.cuda.Event()
+        done.record()
+        under_way.append((i, result, done))
+        if len(under_way) <= ahead:
+            continue
+        number, result, done = under_way.popleft()
+        with torch.cuda.stream(beside):
+            done.wait()
+            line = digest(result)
+        with open(file, "a") as lines:
+            lines.write(f"{number} {time.time()} {line}\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(WORKLOADS))
@@ -571,6 +592,7 @@ def main():
     parser.add_argument("--batches")
     parser.add_argument("--serve")
     parser.add_argument("--train")
+    parser.add_argument("--ahead", type=int, default=0, help="with --train: steps enqueued behind the one that is waited for")
     parser.add_argument("--trim", action="store_true", help="give memory back that nothing is in before it serves")
     options = parser.parse_args()
     build, environment = WORKLOADS[options.name]
@@ -581,7 +603,7 @@ def main():
     if options.serve:
         serve(step, options.serve, options.trim)
     if options.train:
-        train(step, options.train)
+        train_ahead(step, options.train, options.ahead) if options.ahead else train(step, options.train)
     for i in range(options.steps):
         print(f"step {i} {digest(step(i))}", flush=True)
         time.sleep(options.pause)

@@ -4,6 +4,7 @@
 pub const VARIABLE: &str = "REKINDLE_TUNING";
 
 pub const SHADOW: &str = "gpu.shadow";
+pub const BEHIND: &str = "gpu.behind";
 pub const MOMENT: &str = "gpu.moment";
 pub const CODE: &str = "gpu.code";
 pub const SHARE: &str = "cache.share";
@@ -16,9 +17,9 @@ pub const HUGE_PAGES: &str = "driver.huge-pages";
 pub const PEERS: &str = "driver.peers";
 pub const STEP_LIMIT: &str = "driver.step-ms";
 
-const NAMES: [&str; 12] = [
-    SHADOW, MOMENT, CODE, SHARE, PRECOPY, ASSIST, INCREMENT, MAP_PAGES, LOAD_ORDER, HUGE_PAGES, PEERS,
-    STEP_LIMIT,
+const NAMES: [&str; 13] = [
+    SHADOW, BEHIND, MOMENT, CODE, SHARE, PRECOPY, ASSIST, INCREMENT, MAP_PAGES, LOAD_ORDER, HUGE_PAGES,
+    PEERS, STEP_LIMIT,
 ];
 
 /// What the environment says of a switch.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
-use rekindle_device::{Event, Result};
+use rekindle_device::{Event, Result, Stream};
 use rekindle_protocol::operation::{Answer, EventCreate, EventElapsed, EventRecord, Origin, StreamWaitEvent};
 use serde::Serialize;
 
@@ -102,7 +102,20 @@ impl Client {
         Ok(anchor.time + f64::from(self.on(event.device)?.event_elapsed(anchor.event, event.handle)?))
     }
 
-    /// Times of the device's recorded events on the program's clock, and of this moment. The device is idle.
+    /// Whether the time of an event is still to come.
+    pub(super) fn awaits_times(&mut self) -> Result<bool> {
+        let is_timed = |event: &EventObject| event.recorded && event.keeps_time() && event.restored.is_none();
+        let timed: Vec<_> =
+            self.events.iter().filter(|(_, event)| is_timed(event)).map(|(_, event)| *event).collect();
+        for event in timed {
+            if !self.on(event.device)?.event_query(event.handle)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Times of the device's recorded events on the program's clock, and of this moment. All of these events have happened.
     ///
     /// The driver gives differences as single floats, whose error grows with the difference: so each event is timed
     /// against the one that follows it, not all against one.
@@ -112,10 +125,14 @@ impl Client {
         if let Some(times) = self.times_at_rest(index) {
             return Ok(times);
         }
-        let device = self.context(index)?.device.clone();
         self.bind(index)?;
+        let context = self.context(index)?;
+        // The program's streams may have something to do.
+        let (device, stream) = (context.device.clone(), context.gpu.copies.first().copied());
         let now = device.event_create(0)?;
-        let times = self.times_before(index, &*device, now);
+        let told = device.event_record(now, stream.unwrap_or(Stream::LEGACY), 0);
+        let told = told.and_then(|()| device.event_synchronize(now));
+        let times = told.and_then(|()| self.times_before(index, &*device, now));
         let _ = device.event_destroy(now);
         times
     }
@@ -126,8 +143,6 @@ impl Client {
         device: &dyn rekindle_device::Device,
         now: Event,
     ) -> Result<(Vec<(u32, f64)>, f64)> {
-        device.event_record(now, rekindle_device::Stream::LEGACY, 0)?;
-        device.event_synchronize(now)?;
         let present = match self.context(index)?.anchor {
             Some(anchor) => anchor.time + f64::from(device.event_elapsed(anchor.event, now)?),
             None => 0.0,

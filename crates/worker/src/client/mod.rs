@@ -5,6 +5,7 @@
 
 mod arrays;
 mod assumed;
+mod behind;
 mod capture;
 mod constants;
 mod context;
@@ -17,6 +18,7 @@ mod graph_changes;
 mod graph_shape;
 mod graphs;
 mod handler;
+mod host_writes;
 mod links;
 mod memory;
 mod modules;
@@ -67,6 +69,7 @@ pub(crate) use context::Context;
 pub(crate) use copy_room::RoomRequest;
 pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
+use host_writes::HostWrites;
 pub(crate) use numbers::{Maker, Missed, renumber};
 pub(crate) use objects::{
     Built, EventJoin, EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject,
@@ -132,6 +135,8 @@ pub(crate) struct Client {
     pub views: Vec<ViewObject>,
     pub virtual_memory: VirtualMemory,
     pub pinned: Vec<Pinned>,
+    /// What the GPU may still write there.
+    pub host_writes: HostWrites,
     /// Faults are to be mended, and the program is not to see them.
     pub mending: Option<Mending>,
     /// Copies to the host that are noted where the loss of this worker is to be mended.
@@ -211,6 +216,7 @@ impl Client {
             views: Vec::new(),
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
+            host_writes: HostWrites::default(),
             mending: None,
             told: HostCopies::default(),
             mended: false,

@@ -4,7 +4,7 @@
 use rekindle_cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
 };
-use rekindle_device::{Result, Stream, Units};
+use rekindle_device::{Event, Result, Stream, Units};
 use rekindle_protocol::operation::{
     ContextRecord, ContextWait, FIRST_STREAM, Id, PartCreate, PartDestroy, StreamCreateOn,
 };
@@ -81,14 +81,8 @@ impl Client {
         let ContextRecord { device, part, event } = request;
         let device = usize::from(device);
         let streams = self.streams_of(device, part)?;
-        self.finish_assumed()?;
         let meeting = self.meeting_of(device, part)?;
-        for stream in streams {
-            let mark = self.record(device, stream)?;
-            let waited = self.context(device)?.device.stream_wait_event(meeting, mark, 0);
-            self.give_event(device, mark);
-            waited?;
-        }
+        self.come_after(device, meeting, &streams)?;
         let event = self.events.get_mut(event)?;
         event.recorded = true;
         event.restored = None;
@@ -98,12 +92,38 @@ impl Client {
 
     pub(super) fn wait_in_all(&mut self, request: ContextWait) -> Result<()> {
         let ContextWait { device, part, event } = request;
-        let device = usize::from(device);
+        let event = self.events.get(event)?.handle;
+        self.begin_all_behind(usize::from(device), part, event)
+    }
+
+    /// Has a stream of this worker's come after all that a device was given by now.
+    pub(crate) fn come_after_all(&mut self, device: usize, stream: Stream) -> Result<()> {
+        let streams = self.streams_of(device, None)?;
+        self.come_after(device, stream, &streams)?;
+        for orphan in self.orphans(device)? {
+            self.on(device)?.stream_wait_event(stream, orphan, 0)?;
+        }
+        Ok(())
+    }
+
+    fn come_after(&mut self, device: usize, stream: Stream, others: &[Stream]) -> Result<()> {
+        self.finish_assumed()?;
+        for other in others {
+            let mark = self.record(device, *other)?;
+            let waited = self.context(device)?.device.stream_wait_event(stream, mark, 0);
+            self.give_event(device, mark);
+            waited?;
+        }
+        Ok(())
+    }
+
+    /// Has what streams of a part, or of a device, are given from now on come after an event, and what streams are given that are
+    /// made later.
+    pub(crate) fn begin_all_behind(&mut self, device: usize, part: Option<Id>, event: Event) -> Result<()> {
         let mut streams = self.streams_of(device, part)?;
         self.finish_assumed()?;
         self.waiting.assumed.note_work();
         streams.push(self.meeting_of(device, part)?);
-        let event = self.events.get(event)?.handle;
         for stream in streams {
             self.on(device)?.stream_wait_event(stream, event, 0)?;
         }

@@ -231,7 +231,7 @@ impl Client {
     }
 
     /// Events behind unfinished work of streams that are no more.
-    fn orphans(&mut self, device: usize) -> Result<Vec<Event>> {
+    pub(super) fn orphans(&mut self, device: usize) -> Result<Vec<Event>> {
         let context = self.context_mut(device)?;
         if context.orphans.is_empty() {
             return Ok(Vec::new());

@@ -25,7 +25,7 @@ impl Control {
         }
         let code = std::mem::take(&mut self.code);
         let mut timer = Timer::start();
-        if self.await_work()? {
+        if self.await_work(contents)? {
             timer.lap("the program's work", 0);
         }
         let ahead = std::mem::take(&mut self.ahead);

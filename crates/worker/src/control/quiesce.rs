@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, ToClient};
+use rekindle_protocol::tuning;
 use rekindle_protocol::worker::Contents;
 
 use super::{Control, ControlError};
@@ -80,11 +81,14 @@ impl Control {
         Ok(())
     }
 
-    /// Waits for the work that goes on while the program stands still, if there is any.
-    pub(super) fn await_work(&mut self) -> Result<bool, ControlError> {
+    /// Waits for the work that goes on while the program stands still, if there is any, and what is to be saved cannot be copied
+    /// behind it. Whether it did.
+    pub(super) fn await_work(&mut self, contents: Contents) -> Result<bool, ControlError> {
         let Some(limit) = self.undone.take() else { return Ok(false) };
-        self.remote.drain(QuiesceLevel::Work, limit).inspect_err(|_| self.waits_for_work = true)?;
-        Ok(true)
+        let behind = contents == Contents::Shadowed && !tuning::is(tuning::BEHIND, "off");
+        let wanted = if behind { QuiesceLevel::Enqueued } else { QuiesceLevel::Work };
+        let come = self.remote.drain(wanted, limit).inspect_err(|_| self.waits_for_work = true)?;
+        Ok(come == QuiesceLevel::Work)
     }
 
     /// Detaches the driver half of the client while that runs, if it can give it up; whether it did.

@@ -42,6 +42,8 @@ pub(crate) struct Quiesced {
     pub blocks: Option<Preparing>,
     /// It shares buffers, as it will when it goes on.
     pub shared: Option<Shared>,
+    /// The GPU works for it, and what it leaves in memory is copied behind that.
+    pub behind: bool,
 }
 
 /// What becomes of the next request.

@@ -122,7 +122,7 @@ impl Dispatcher {
             outliving.lost = Some(ContextLost::AtRest);
             self.refuse_drain(DispatchError::Leaving);
             self.client.leave();
-            self.activity = Activity::Quiesced(Quiesced { blocks: None, shared: None });
+            self.activity = Activity::Quiesced(Quiesced { blocks: None, shared: None, behind: false });
             log::info!(
                 "{}: it was at rest when its context failed ({code}), and goes on elsewhere",
                 self.whose()

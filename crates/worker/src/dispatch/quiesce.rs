@@ -21,6 +21,8 @@ pub(super) struct QuiesceState {
 pub(crate) enum QuiesceLevel {
     /// All that it asked for has been given to the GPU, which does it without the program.
     Requests,
+    /// So, and what it leaves in memory can be [copied behind it](crate::image::behind).
+    Enqueued,
     /// Nothing is under way.
     Work,
 }
@@ -30,6 +32,8 @@ struct Drain {
     wanted: QuiesceLevel,
     limit: Duration,
     since: Instant,
+    /// Why it waits for the GPU.
+    why: Option<&'static str>,
     answer: Sender<Result<QuiesceLevel, DispatchError>>,
 }
 
@@ -53,7 +57,7 @@ impl Dispatcher {
             let _ = answer.send(Err(DispatchError::Leaving));
             return;
         }
-        let drain = Drain { wanted, limit, since: Instant::now(), answer };
+        let drain = Drain { wanted, limit, since: Instant::now(), why: None, answer };
         self.stopping.get_or_insert_default().drain = Some(drain);
     }
 
@@ -75,6 +79,9 @@ impl Dispatcher {
         let given = worked == 0 && loaded && self.rings_are_empty();
         let work_goes_on = given && wanted == QuiesceLevel::Requests && self.work_needs_nobody();
         let settled = given && self.client.waiting.is_empty();
+        if settled && wanted == QuiesceLevel::Enqueued && self.work_needs_nobody() && self.is_enqueued() {
+            return;
+        }
         let result = match settled.then(|| self.client.settle()) {
             Some(Ok(true)) => match self.client.data.problem() {
                 None => self.client.own_arrays(),
@@ -97,9 +104,32 @@ impl Dispatcher {
                 Activity::Sharing(shared) => Some(shared),
                 _ => None,
             };
-            self.activity = Activity::Quiesced(Quiesced { blocks, shared });
+            self.activity = Activity::Quiesced(Quiesced { blocks, shared, behind: false });
         }
         let _ = drain.answer.send(result.map(|()| QuiesceLevel::Work));
+    }
+
+    /// Whether the program stands still though the GPU works for it: a copy of its memory can come behind that.
+    fn is_enqueued(&mut self) -> bool {
+        if self.client.is_at_rest() {
+            return false;
+        }
+        match self.client.has_to_wait() {
+            Ok(None) => {}
+            Ok(Some(why)) => {
+                let drain = self.stopping.as_mut().and_then(|stopping| stopping.drain.as_mut());
+                if drain.is_some_and(|drain| drain.why.replace(why) != Some(why)) {
+                    log::info!("an image waits for what the GPU has to do: {why}");
+                }
+                return false;
+            }
+            // Whoever waits for the GPU meets it.
+            Err(_) => return false,
+        }
+        let Some(QuiesceState { blocks, drain: Some(drain) }) = self.stopping.take() else { return false };
+        self.activity = Activity::Quiesced(Quiesced { blocks, shared: None, behind: true });
+        let _ = drain.answer.send(Ok(QuiesceLevel::Enqueued));
+        true
     }
 
     /// Whether what the GPU has to do comes to its end while the program does nothing.

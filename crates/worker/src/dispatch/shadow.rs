@@ -8,8 +8,11 @@ use crate::image::Shadow;
 impl Dispatcher {
     /// It is in the image: its memory is given back when that holds nobody up.
     pub(crate) fn let_go_of_shadow(&mut self, remote: Remote) {
-        let _ = self.client.await_copies();
-        let Some(empty) = self.client.shadow.as_ref().map(Shadow::emptying) else { return };
+        let Some(shadow) = &self.client.shadow else { return };
+        let empty = shadow.emptying();
+        if !shadow.comes_behind() {
+            let _ = self.client.await_copies();
+        }
         self.later.push(move || {
             if fault::point("copy-given-back").is_err() {
                 return;

@@ -6,7 +6,7 @@ use super::block::{Gpu, Preparing};
 use super::contents::PartLocation;
 use super::copy_out::{self, Span};
 use super::drain::{SaveContext, Shadow};
-use super::error::{Result, device};
+use super::error::{Error, Result, device};
 use super::partial::Partial;
 use super::pre_copy::PreCopy;
 use super::shadow::{Copies, SaveTask};
@@ -24,21 +24,22 @@ pub(super) enum Cut {
 }
 
 impl Cut {
-    /// The program stands still, and devices are idle. The work goes with a copy of all of it. Blocks that are needed no more
-    /// are given up.
+    /// The program stands still, and devices are idle, or a copy is to come `behind` what they have to do. The work goes with a
+    /// copy of all of it. Blocks that are needed no more are given up.
     pub(super) fn make(
         client: &mut Client,
         gpus: &[Option<Gpu>],
         blocks: &mut Option<Preparing>,
         work: &mut SaveTask,
         ahead: &PreCopy,
+        behind: bool,
         timer: &mut Timer,
     ) -> Result<(Cut, TransferReport)> {
         client.shadow_gives_way();
         let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
         let bytes = places.iter().map(|location| location.bytes).sum();
         let why = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
-        let begun = Copies::begin(client, work)?;
+        let begun = Copies::begin(client, work, behind)?;
         // Those that were too small.
         client.copy_rooms_give_way();
         if let Some(begun) = begun {
@@ -51,6 +52,11 @@ impl Cut {
                 ..TransferReport::default()
             };
             return Ok((Cut::Whole(begun), taken));
+        }
+        if behind {
+            return Err(Error::Refused(
+                "the GPU has no room any more for the copy that was to be made behind the program's work; try again".to_string(),
+            ));
         }
         let why = if ahead.why.is_empty() { why.unwrap_or_default() } else { ahead.why.clone() };
         let ahead_bytes = ahead.bytes;
@@ -91,7 +97,9 @@ impl Cut {
 
     /// Returns when the program may change its memory.
     pub(super) fn wait(&mut self, client: &mut Client, timer: &mut Timer) -> Result<()> {
-        if let Cut::Whole(copies) = self {
+        if let Cut::Whole(copies) = self
+            && !copies.comes_behind()
+        {
             copies.wait(client)?;
             timer.lap("shadow copy", copies.bytes());
         }

@@ -29,6 +29,8 @@ pub(crate) struct Shadow {
     drain: Arc<Drain>,
     /// Who needs its memory does not wait for its end.
     gives_way: bool,
+    /// The drain ends behind the copy, which is made when the GPU comes to it.
+    comes_behind: bool,
 }
 
 #[derive(Default)]
@@ -78,13 +80,23 @@ impl Shadow {
             drain.end(Err(Error::Io { action: "start", path: "a thread".to_string(), source }));
         }
         let rooms = Arc::new(Mutex::new(Rooms { full: rooms, empty: Vec::new() }));
-        Shadow { rooms, drain, gives_way: false }
+        Shadow { rooms, drain, gives_way: false, comes_behind: false }
     }
 
     /// It is ended when somebody needs its memory.
     pub(super) fn giving_way(mut self) -> Shadow {
         self.gives_way = true;
         self
+    }
+
+    /// Its copy is made behind the program's work.
+    pub(super) fn coming_behind(mut self) -> Shadow {
+        self.comes_behind = true;
+        self
+    }
+
+    pub(crate) fn comes_behind(&self) -> bool {
+        self.comes_behind
     }
 
     pub(crate) fn drain(&self) -> Arc<Drain> {
@@ -200,32 +212,43 @@ pub(super) struct SaveContext {
 pub(super) struct Draining {
     save: SaveContext,
     began: Instant,
+    phases: Vec<Phase>,
 }
 
 impl Draining {
     pub(super) fn begin(save: SaveContext) -> Result<Draining> {
         let began = Instant::now();
         fault::point("drain-begun").map_err(|fault| Error::Refused(fault.to_string()))?;
-        Ok(Draining { save, began })
+        Ok(Draining { save, began, phases: Vec::new() })
+    }
+
+    /// What it has done by now was this.
+    pub(super) fn go_on(mut self, name: &str) -> Draining {
+        self.phases.push(self.phase(name));
+        self.began = Instant::now();
+        self
+    }
+
+    fn phase(&self, name: &str) -> Phase {
+        Phase {
+            name: name.to_string(),
+            start_us: (self.began - self.save.since).as_micros() as u64,
+            duration_us: self.began.elapsed().as_micros() as u64,
+            ..Phase::default()
+        }
     }
 
     /// All parts are written: so many bytes from here, of which some were copied.
-    pub(super) fn finish(self, work: SaveTask, bytes: u64, copied: u64) -> Result<Drained> {
+    pub(super) fn finish(mut self, work: SaveTask, bytes: u64, copied: u64) -> Result<Drained> {
         let finish = |(_, writer): (_, PartWriter)| {
             let part = writer.finish()?;
             self.save.reference.iter().try_for_each(|reference| reference.check(&part))?;
             describe(&part)
         };
         let parts = work.into_iter().map(finish).collect::<Result<_>>()?;
-        let phase = Phase {
-            name: "drain".to_string(),
-            start_us: (self.began - self.save.since).as_micros() as u64,
-            duration_us: self.began.elapsed().as_micros() as u64,
-            bytes,
-            from: copy_out::origin(bytes, copied),
-            ..Phase::default()
-        };
-        Ok((parts, vec![phase]))
+        let drained = Phase { bytes, from: copy_out::origin(bytes, copied), ..self.phase("drain") };
+        self.phases.push(drained);
+        Ok((parts, self.phases))
     }
 }
 

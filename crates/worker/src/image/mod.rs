@@ -74,6 +74,7 @@ pub(crate) use resident::{Registering, register};
 pub(crate) use restore::{RestoreOptions, restore};
 pub(crate) use save::{blocks, save};
 pub(crate) use timer::Timer;
+pub(crate) use transfer_path::has_room;
 pub(crate) use unwritten::{Marks, mark, unwritten};
 pub(crate) use upload::upload;
 

@@ -13,28 +13,59 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use rekindle_protocol::tuning;
-use rekindle_store::{ChunkRef, ContentHash, Encoding, Part};
+use rekindle_store::{ChunkRef, ContentHash, Encoding, Part, PartWriter};
 
-use super::contents::{Gpus, Pieces, gpu};
+use super::contents::{Gpus, PartLocation, Pieces, gpu};
 use super::error::{Error, Result, device};
 use super::progress::Progress;
 use super::shadow::SaveTask;
+use crate::client::Client;
 
 /// By a part's name: the hash of each of its chunks.
 pub(super) struct Reference(HashMap<String, Vec<ContentHash>>);
 
-impl Reference {
-    /// None unless it is wanted. The devices are idle.
-    pub(super) fn take(gpus: &Gpus, work: &SaveTask, stop: &AtomicBool) -> Result<Option<Reference>> {
-        if !tuning::is(tuning::SHADOW, "check") {
-            return Ok(None);
+/// What is to be looked at for one, and what pinned memory holds where the GPU still works.
+pub(super) struct Places {
+    rows: Vec<(PartLocation, String, u64)>,
+    pinned: Vec<ContentHash>,
+}
+
+impl Places {
+    /// None unless it is wanted. The program stands still.
+    pub(super) fn of(client: &Client, work: &SaveTask) -> Option<Places> {
+        let row = |(location, writer): &(PartLocation, PartWriter)| {
+            (*location, writer.name().to_string(), writer.chunk_bytes())
+        };
+        tuning::is(tuning::SHADOW, "check")
+            .then(|| Places { rows: work.iter().map(row).collect(), pinned: pinned(client) })
+    }
+
+    /// Fails, in a sentence, where work of the GPU that an image did not wait for has written to pinned memory.
+    pub(super) fn check_pinned(&self, client: &Client) -> Result<()> {
+        match self.pinned == pinned(client) {
+            true => Ok(()),
+            false => Err(Error::Refused(
+                "the image is not what the program has left: work that the GPU had to do has written to pinned memory by addresses that its launches do not name; with gpu.behind=off an image waits for it".to_string(),
+            )),
         }
-        let sizes: Vec<_> = work.iter().map(|(location, _)| location.bytes).collect();
-        let chunk = |number: usize| work[number].1.chunk_bytes();
+    }
+}
+
+fn pinned(client: &Client) -> Vec<ContentHash> {
+    // SAFETY: the program stands still, and what a device writes there meanwhile is what is looked for.
+    client.pinned.iter().map(|pinned| ContentHash::of(unsafe { pinned.contents() })).collect()
+}
+
+impl Reference {
+    /// The devices have done all that they had to do when the program came to its stand.
+    pub(super) fn take(gpus: &Gpus, places: &Places, stop: &AtomicBool) -> Result<Reference> {
+        let work = &places.rows;
+        let sizes: Vec<_> = work.iter().map(|(location, ..)| location.bytes).collect();
+        let chunk = |number: usize| work[number].2;
         let progress = Progress::new(&sizes, |number, at| at + chunk(number), &[]);
         let pieces = Pieces::of(&progress, stop);
         let hashes = Mutex::new(HashMap::new());
-        let Some(mut made) = pieces.blocks(gpus, None)? else { return Ok(Some(Reference(HashMap::new()))) };
+        let Some(mut made) = pieces.blocks(gpus, None)? else { return Ok(Reference(HashMap::new())) };
         pieces.on_threads(&mut made, |blocks| {
             let Some(block) = blocks.first_mut() else { return Ok(()) };
             while let Some(piece) = pieces.next()? {
@@ -54,9 +85,8 @@ impl Reference {
             places.filter_map(|place| hashes.get(&place).copied()).collect()
         };
         let parts = work.iter().zip(&sizes).enumerate();
-        let parts =
-            parts.map(|(number, ((_, writer), bytes))| (writer.name().to_string(), of(number, *bytes)));
-        Ok(Some(Reference(parts.collect())))
+        let parts = parts.map(|(number, ((_, name, _), bytes))| (name.clone(), of(number, *bytes)));
+        Ok(Reference(parts.collect()))
     }
 
     /// Fails, in a sentence, where a part is not what memory was.

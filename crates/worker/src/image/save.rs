@@ -24,7 +24,9 @@ use super::state::{
     ThreadState,
 };
 use super::timer::Timer;
-use super::{LeftMemory, arrays, contents, copy_out, declared, save_code, save_memory, uncollected};
+use super::{
+    LeftMemory, arrays, contents, copy_out, declared, reference, save_code, save_memory, uncollected,
+};
 use crate::client::{Body, Client, Context, ModuleObject, PartObject, Recipe, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
@@ -51,7 +53,7 @@ pub(crate) fn save(
     let Activity::Quiesced(quiesced) = &mut dispatcher.activity else {
         return Err(Error::Refused("only a program that stands still can be saved".to_string()));
     };
-    let mut blocks = quiesced.blocks.take();
+    let (mut blocks, behind) = (quiesced.blocks.take(), quiesced.behind);
     let client = &mut dispatcher.client;
     check_globals(client)?;
     client.own_orphans()?;
@@ -80,17 +82,20 @@ pub(crate) fn save(
     let kept = if contents == Contents::Left { MemoryFate::Left(&mut left) } else { MemoryFate::Saved };
     let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
-    let reference = match Reference::take(&gpus, &plan.work, stop) {
-        Ok(reference) => reference,
-        Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
-    };
-    if reference.is_some() {
-        timer.lap("reference", plan.work.iter().map(|(location, _)| location.bytes).sum());
+    let looked_at = reference::Places::of(client, &plan.work);
+    let bytes = plan.work.iter().map(|(location, _)| location.bytes).sum();
+    let mut reference = None;
+    if let Some(places) = looked_at.as_ref().filter(|_| !behind) {
+        match Reference::take(&gpus, places, stop) {
+            Ok(taken) => reference = Some(taken),
+            Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
+        }
+        timer.lap("reference", bytes);
     }
     let mut cut = Cut::Still;
     let mut taken = None;
     if contents == Contents::Shadowed && !plan.work.is_empty() {
-        match Cut::make(client, &gpus, &mut blocks, &mut plan.work, &ahead, &mut timer) {
+        match Cut::make(client, &gpus, &mut blocks, &mut plan.work, &ahead, behind, &mut timer) {
             Ok((made, way)) => (cut, taken) = (made, Some(way)),
             Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
         }
@@ -123,6 +128,16 @@ pub(crate) fn save(
     }
     // Windows go with the plan, and the copy may be of what lies there.
     let saved = saved.and(cut.wait(client, &mut timer));
+    let saved = saved.and_then(|()| match looked_at.filter(|_| behind) {
+        Some(places) => {
+            save_memory::wait(client)?;
+            places.check_pinned(client)?;
+            reference = Some(Reference::take(&gpus, &places, stop)?);
+            timer.lap("reference", bytes);
+            Ok(())
+        }
+        None => Ok(()),
+    });
     let drained = if cut.is_drained() { std::mem::take(&mut plan.work) } else { SaveTask::new() };
     let buffers = save_memory::finish(client, plan, saved);
     let buffers = buffers.and_then(|parts| match &reference {

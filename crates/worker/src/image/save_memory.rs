@@ -130,6 +130,13 @@ pub(super) fn finish(client: &mut Client, plan: Plan, saved: Result<()>) -> Resu
     plan.work.into_iter().map(|(_, writer)| Ok(writer.finish()?)).collect()
 }
 
+/// Returns when the devices have done all that they had to do.
+pub(super) fn wait(client: &mut Client) -> Result<()> {
+    client.open_devices().try_for_each(|index| {
+        client.bind(index).and_then(|()| client.on(index)?.synchronize()).map_err(device("do its work"))
+    })
+}
+
 /// The devices whose contexts are open, by the program's numbers.
 pub(super) fn gpus(client: &Client) -> Vec<Option<Gpu>> {
     let gpu = |context: &Context| Gpu {

@@ -7,10 +7,14 @@
 //!  image                            └── the shadow is drained ──▶ parts
 //! ```
 //!
+//! Where the GPU still works for the program, the copy is enqueued behind that, and what the program asks for from then on behind
+//! the copy.
+//!
 //! The copy goes at the speed of the GPU's memory, the drain at that of the link. PARALLELGPUOS calls this a concurrent
 //! checkpoint with enough memory (section 4).
 
 use std::ops::Range;
+use std::time::Duration;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::{Event, Stream};
@@ -26,6 +30,8 @@ use crate::client::{Client, Room};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
+/// How often it is looked whether the GPU has come to a copy.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// What is to be saved, and where it is to go.
 pub(super) type SaveTask = Vec<(PartLocation, PartWriter)>;
@@ -39,13 +45,15 @@ pub(super) struct Copies {
     /// Reached when all of a device is copied.
     under_way: Vec<(usize, Event)>,
     work: SaveTask,
+    /// The program goes on before all is copied.
+    behind: bool,
 }
 
 impl Copies {
     /// Takes all of the work, and begins to copy its buffers within their GPUs. None, and the work stays, if they have no room
-    /// for that. The devices are idle.
-    pub(super) fn begin(client: &mut Client, work: &mut SaveTask) -> Result<Option<Copies>> {
-        let mut copies = Copies::default();
+    /// for that. The devices are idle, or it is to come `behind` what they have to do.
+    pub(super) fn begin(client: &mut Client, work: &mut SaveTask, behind: bool) -> Result<Option<Copies>> {
+        let mut copies = Copies { behind, ..Copies::default() };
         let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
         if transfer_path::lack(client, &places).map_err(device("tell its free memory"))?.is_some() {
             return Ok(None);
@@ -85,7 +93,11 @@ impl Copies {
         for (index, filled) in &self.filled {
             client.bind(*index)?;
             let context = client.context(*index)?;
-            let (gpu, stream) = (&context.device, stream(&context.gpu.copies));
+            let (gpu, hasher) = (context.device.clone(), context.gpu.hasher.clone());
+            let stream = stream(&context.gpu.copies);
+            if self.behind {
+                client.come_after_all(*index, stream)?;
+            }
             let mut to = filled.start;
             for (location, _) in self.work.iter_mut().filter(|(location, _)| location.device == *index) {
                 gpu.copy(to, location.address, location.bytes, stream)?;
@@ -95,7 +107,13 @@ impl Copies {
             let event = gpu.event_create(DISABLE_TIMING)?;
             gpu.event_record(event, stream, 0)?;
             self.under_way.push((*index, event));
-            if let Some(hasher) = &context.gpu.hasher {
+            if self.behind {
+                client.begin_all_behind(*index, None, event)?;
+                let copied = gpu.event_create(DISABLE_TIMING)?;
+                gpu.event_record(copied, stream, 0)?;
+                client.heap(*index)?.note_copy(copied);
+            }
+            if let Some(hasher) = &hasher {
                 hashing(*index, filled).enqueue(hasher, stream)?;
             }
         }
@@ -113,12 +131,22 @@ impl Copies {
         waited.into_iter().collect::<rekindle_device::Result<()>>().map_err(device("copy its memory"))
     }
 
+    /// Whether the program goes on before all is copied.
+    pub(super) fn comes_behind(&self) -> bool {
+        self.behind
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.work.iter().map(|(location, _)| location.bytes).sum()
     }
 
     pub(super) fn close(mut self, client: &mut Client) {
-        if let Err(error) = self.wait(client) {
+        let ended = self.filled.iter().try_for_each(|(index, _)| {
+            client.bind(*index)?;
+            let context = client.context(*index)?;
+            context.device.stream_synchronize(stream(&context.gpu.copies))
+        });
+        if let Err(error) = ended.map_err(device("copy its memory")).and(self.wait(client)) {
             log::warn!("a checkpoint's copy may be under way: {error}");
         }
         for room in self.rooms {
@@ -135,9 +163,12 @@ impl Copies {
         blocks: Option<Preparing>,
         save: SaveContext,
     ) -> Shadow {
-        let Copies { rooms, filled, work, .. } = self;
-        Shadow::begin(rooms, move |stop| {
+        let Copies { rooms, filled, under_way, work, behind } = self;
+        let shadow = Shadow::begin(rooms, move |stop| {
             let drain = Draining::begin(save)?;
+            // Nobody gives its memory back before the GPU has written there.
+            await_copies(&gpus, &under_way).map_err(device("copy its memory behind the program's work"))?;
+            let drain = if under_way.is_empty() { drain } else { drain.go_on("the program's work") };
             let (mut hashes, mut blocks) = (None, blocks);
             if let Some(preparing) = blocks {
                 let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
@@ -150,8 +181,22 @@ impl Copies {
                 copy_out::save(&gpus, blocks, &copy_out::whole(&work), Some(&known), stop)?;
             let bytes = work.iter().map(|(location, _)| location.bytes).sum();
             Ok((drain.finish(work, bytes, copied)?, blocks))
-        })
+        });
+        if behind { shadow.coming_behind() } else { shadow }
     }
+}
+
+/// Waits for copies that came behind the program's work.
+fn await_copies(gpus: &[Option<Gpu>], under_way: &[(usize, Event)]) -> rekindle_device::Result<()> {
+    for (index, event) in under_way {
+        let Some(Gpu { device, .. }) = gpus.get(*index).and_then(Option::as_ref) else { continue };
+        device.bind()?;
+        while !device.event_query(*event)? {
+            std::thread::sleep(LOOK);
+        }
+        device.event_destroy(*event)?;
+    }
+    Ok(())
 }
 
 /// All of what is in use.

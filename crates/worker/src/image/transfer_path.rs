@@ -10,6 +10,7 @@ use rekindle_device::Result;
 
 use super::contents::PartLocation;
 use super::hashed::{INPUT, taken_by, values_of};
+use super::save_memory;
 use crate::client::Client;
 
 /// This part of a GPU's memory is left to others by a copy.
@@ -49,6 +50,12 @@ pub(super) fn lack(client: &mut Client, places: &[PartLocation]) -> Result<Optio
         }
     }
     Ok(None)
+}
+
+/// Whether there is room for a copy of all that the client has.
+pub(crate) fn has_room(client: &mut Client) -> Result<bool> {
+    let places = save_memory::places(client);
+    Ok(lack(client, &places)?.is_none())
 }
 
 /// How long each of two slots is that memory is copied through; none if there is no room for them.

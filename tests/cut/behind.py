@@ -1,0 +1,96 @@
+"""Enqueues long kernels, and does not wait for them: `behind.py DIRECTORY ROUNDS COUNT [KIND]`.
+
+It prints `enqueued`. When the file `on` is there it goes on in every way that could overtake a copy of its memory, and prints `went
+on`. When `look` is there it waits for the GPU, prints what memory holds, a line for each, and ends. Kinds: `pinned` has the last
+kernel's result copied to pinned memory, `argument` has a kernel write there, `timed` records an event that keeps time behind them.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
+
+from gpu import Module, at, call, download, driver, open_device, upload  # noqa: E402
+
+SOURCE = """extern "C" __global__ void step(unsigned *a, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned x = a[i];
+    for (int k = 0; k < n; ++k) x = x * 3 + 1;
+    a[i] = x;
+}
+extern "C" __global__ void put(unsigned *a, const unsigned *b) { a[threadIdx.x] = b[threadIdx.x]; }
+"""
+THREADS = 256
+NAMES = ["new", "legacy", "freed", "mapped"]
+BYTES = 4 << 20
+
+
+class Mapped:
+    """Memory that the program maps itself."""
+
+    def __init__(self):
+        properties = driver.CUmemAllocationProp()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self.handle = call("cuMemCreate", BYTES, properties, 0)
+        self.address = call("cuMemAddressReserve", BYTES, 0, 0, 0)
+        self.map()
+
+    def map(self):
+        call("cuMemMap", self.address, BYTES, 0, self.handle, 0)
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        call("cuMemSetAccess", self.address, BYTES, [access], 1)
+
+    def unmap(self):
+        call("cuMemUnmap", self.address, BYTES)
+
+
+def main(directory, rounds, count, kind):
+    open_device()
+    module, buffer = Module(SOURCE), upload(np.zeros(THREADS, np.uint32))
+    mapped = Mapped()
+    memory = {name: upload(np.full(BYTES // 4, number + 1, np.uint32)) for number, name in enumerate(NAMES[:3])}
+    memory["mapped"] = mapped.address
+    call("cuMemsetD32", mapped.address, 4, BYTES // 4)
+    pinned, event = call("cuMemHostAlloc", THREADS * 4, 0), call("cuEventCreate", 0)
+    at(pinned, THREADS, np.uint32)[:] = 0
+    stream = call("cuStreamCreate", 1)
+    call("cuCtxSynchronize")
+    for _ in range(count):
+        module.step(2, 128, buffer, rounds, stream=stream)
+    if kind == "pinned":
+        call("cuMemcpyDtoHAsync", int(pinned), buffer, THREADS * 4, stream)
+    if kind == "argument":
+        module.put(1, THREADS, np.uint64(int(pinned)), buffer, stream=stream)
+    if kind == "timed":
+        call("cuEventRecord", event, stream)
+    print("enqueued", flush=True)
+    on, look, went_on = directory / "on", directory / "look", False
+    while not look.exists():
+        time.sleep(0.005)
+        if went_on or not on.exists():
+            continue
+        went_on = True
+        call("cuMemsetD32Async", memory["new"], 77, BYTES // 4, call("cuStreamCreate", 1))
+        call("cuMemsetD32Async", memory["legacy"], 77, BYTES // 4, 0)
+        module.step(2, 128, buffer, 5, stream=stream)
+        print("went on", flush=True)
+        call("cuMemFree", memory.pop("freed"))
+        mapped.unmap()
+        print("gave back", flush=True)
+        mapped.map()
+    call("cuCtxSynchronize")
+    if kind != "timed":
+        print("pinned", *set(at(pinned, THREADS, np.uint32).tolist()), flush=True)
+    print("buffer", *set(download(buffer, THREADS, np.uint32).tolist()), flush=True)
+    for name, address in memory.items():
+        print(name, *set(download(address, BYTES // 4, np.uint32).tolist()), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *(sys.argv[4:] or [""]))
