@@ -71,9 +71,16 @@ impl PackageCommand {
             _ => None,
         };
         let (mut words, options) = match self {
-            PackageCommand::Call(CallArguments { tenant, token, .. }) => {
-                (Vec::new(), vec![("--tenant", tenant), ("--token", token), ("--timeout", &timeout)])
-            }
+            PackageCommand::Call(CallArguments { tenant, token, url, ca, .. }) => (
+                Vec::new(),
+                vec![
+                    ("--tenant", tenant),
+                    ("--token", token),
+                    ("--url", url),
+                    ("--ca", ca),
+                    ("--timeout", &timeout),
+                ],
+            ),
             PackageCommand::Deploy(app) | PackageCommand::Develop(app) => {
                 let no_base = app.no_base.then(|| "--no-base".into());
                 let words = std::iter::once(app.file.clone().into()).chain(no_base).collect();

@@ -32,6 +32,7 @@ from rekindle.errors import (
     RefusedError,
     RemoteError,
     SerializationError,
+    TlsError,
     TokenError,
     UnavailableError,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "SerializationError",
     "Step",
     "TensorSpec",
+    "TlsError",
     "TokenError",
     "UnavailableError",
     "Workflow",

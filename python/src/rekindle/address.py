@@ -12,6 +12,8 @@ from rekindle.errors import DeclarationError, NotFoundError
 
 # The service that all functions without Python of an app have together.
 RUNNER = "runner"
+# Where services are by their URLs' schemes if no port is said.
+PORTS = {"http": 80, "https": 443}
 # Every address of the machine's, this program's too.
 EVERYWHERE = {None: "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -36,6 +38,9 @@ class Place:
     takes_token: bool
     # Where it is found from a sandbox, which may reach no port, and where its port speaks TLS.
     socket: str | None = None
+    # Its port speaks TLS, and this file has the authorities that are trusted for it; none: those of the environment, or the system's.
+    tls: bool = False
+    ca: str | None = None
 
 
 @dataclass
@@ -49,6 +54,8 @@ class Service:
     token: str | None = field(default=None, repr=False)
     # Whose service it is; none: it is not known, and may be anybody's.
     tenant: str | None = None
+    # A file of the authorities that are trusted where the URL is https; none: those of the environment, or the system's.
+    ca: str | None = None
 
     @property
     def full_name(self) -> str:
@@ -68,14 +75,25 @@ class Service:
     def find(self) -> Place:
         """As it is now."""
         if self.url is not None:
-            parts = urlsplit(self.url)
-            if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
-                raise DeclarationError(f"{self.url!r} is no address of a service; give one such as http://host:8000")
-            return Place(parts.hostname, parts.port or 80, takes_token=True)
+            return self.place_of(self.url)
         row = self.row()
         # What speaks TLS has names that this machine need not go by; its socket is for programs here.
         socket = row.get("socket") if RUN in os.environ or row.get("tls") else None
         return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None, socket)
+
+    def place_of(self, url: str) -> Place:
+        """The URL's."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or PORTS[parts.scheme]
+        except (KeyError, ValueError):
+            host, port = None, 0
+        if not host or parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+            raise DeclarationError(f"{url!r} is no address of a service; give one such as https://host:8443 or http://host:8000")
+        is_secure = parts.scheme == "https"
+        if self.ca and not is_secure:
+            raise DeclarationError(f"{url!r} is spoken to without TLS, for which no authority is asked; give https:// or no `ca`")
+        return Place(host, port, takes_token=True, tls=is_secure, ca=self.ca)
 
     def row(self) -> dict[str, Any]:
         """What `rekindle services` says of it."""

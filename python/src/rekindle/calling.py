@@ -30,9 +30,9 @@ class Named(Service):
     """A service or a workflow by all of its name, which an app may have or not."""
 
     @classmethod
-    def of(cls, name: str, token: str | None, tenant: str | None) -> Named:
-        app, _, own = name.rpartition("-")
-        return cls(app, own, None, token, tenant)
+    def of(cls, given: argparse.Namespace) -> Named:
+        app, _, own = given.name.rpartition("-")
+        return cls(app, own, given.url, given.token, given.tenant, given.ca)
 
     @property
     def full_name(self) -> str:
@@ -58,6 +58,8 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tenant")
     parser.add_argument("--token")
+    parser.add_argument("--url")
+    parser.add_argument("--ca")
     parser.add_argument("--timeout", type=float)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("name")
@@ -100,7 +102,7 @@ def failed(error: BaseException, name: str, *, has_json: bool) -> int:
 
 def call(given: argparse.Namespace) -> Any:
     """The result as JSON has it."""
-    service = Named.of(given.name, given.token, given.tenant)
+    service = Named.of(given)
     client = Client(service)
     method, words = chosen(methods(client), given.words, service.full_name)
     values = [value_of(word) for word in words]

@@ -60,9 +60,12 @@ class Cls(Generic[T]):
             functools.update_wrapper(self, declaration.user, updated=())
 
     @classmethod
-    def from_name(cls, app: str, name: str, *, url: str | None = None, token: str | None = None, tenant: str | None = None) -> Cls[Any]:
-        """A class that is deployed; its service's URL if that is on another machine, and its tenant, with a token, if it has one."""
-        return Cls(Client(Service(app, name, url, token, tenant)))
+    def from_name(
+        cls, app: str, name: str, *, url: str | None = None, token: str | None = None, tenant: str | None = None, ca: str | None = None
+    ) -> Cls[Any]:
+        """A class that is deployed; its service's URL if that is on another machine, and its tenant, with a token, if it has one. `ca`: a
+        file in PEM of the authorities that are trusted where the URL is https; none: that of REKINDLE_CA, or else the system's."""
+        return Cls(Client(Service(app, name, url, token, tenant, ca)))
 
     def __repr__(self) -> str:
         return f"rekindle.Cls({self.client.service.full_name!r})"

@@ -6,17 +6,23 @@ import contextlib
 import http.client
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rekindle import tls
 from rekindle.address import Place, Service
+from rekindle.errors import TlsError
 
 # A connection that was idle for longer is not used again: who it leads to may be about to close it.
 IDLE = 15.0
 # A message up to this size is one piece, and one write.
 ONE_PIECE = 1 << 16
+
+# Who refuses a request need not read it whole, and has answered then.
+ANSWERED_BEFORE = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 Pieces = Sequence[bytes | memoryview]
 
@@ -54,18 +60,22 @@ class Connections:
             return self.once(method, path, body, headers or {})
 
     def once(self, method: str, path: str, body: Pieces, headers: dict[str, str]) -> Answer:
-        place, connection = self.open()
+        place = self.where()
+        kept = self.kept()
+        connection = kept or connect(place)
         headers = self.service.authorization(place) | headers
         length = sum(memoryview(piece).nbytes for piece in body)
         sent = b"".join(body) if length <= ONE_PIECE else iter(body)
         try:
-            # Who refuses a request need not read it whole, and has answered then.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            with contextlib.suppress(*ANSWERED_BEFORE):
                 connection.request(method, path, sent, {"Content-Length": str(length), **headers})
             response = connection.getresponse()
             content = read(response)
         except (http.client.HTTPException, OSError) as error:
             connection.close()
+            if not kept and speaks_tls_instead(place, error):
+                where = f"{place.host}:{place.port}"
+                raise TlsError(f"the service at {place.host} port {place.port} speaks TLS; give its address as https://{where}") from error
             raise Lost(str(error) or type(error).__name__) from error
         except BaseException:
             connection.close()
@@ -92,15 +102,15 @@ class Connections:
                 return connection
             connection.close()
 
-    def open(self) -> tuple[Place, http.client.HTTPConnection]:
-        """A connection, and to where."""
+    def where(self) -> Place:
+        """As it was found last."""
         with self.lock:
             place = self.place
         if place is None:
             place = self.service.find()
             with self.lock:
                 self.place = place
-        return place, self.kept() or connect(place)
+        return place
 
     def forget(self) -> None:
         with self.lock:
@@ -111,13 +121,40 @@ class Connections:
 
 
 def connect(place: Place) -> http.client.HTTPConnection:
-    connection = BySocket(place.socket) if place.socket else http.client.HTTPConnection(place.host, place.port)
+    where = place.socket or f"{place.host} port {place.port}"
+    connection = made(place)
     try:
         connection.connect()
+        # An answer may take as long as it takes.
+        connection.sock.settimeout(None)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        connection.close()
+        raise NotSent(f"who listens at {where} ended the connection before TLS was begun: {error}") from error
+    except ssl.SSLError as error:
+        connection.close()
+        raise tls.refusal(place.host, place.port, place.ca, error) from error
     except OSError as error:
-        where = place.socket or f"{place.host} port {place.port}"
+        connection.close()
         raise NotSent(f"nobody listens at {where}: {error}") from error
     return connection
+
+
+def made(place: Place) -> http.client.HTTPConnection:
+    """One that is yet to be connected."""
+    if place.socket:
+        return BySocket(place.socket)
+    if place.tls:
+        return http.client.HTTPSConnection(place.host, place.port, timeout=tls.BEGINS_WITHIN, context=tls.context(place.ca))
+    return http.client.HTTPConnection(place.host, place.port)
+
+
+def speaks_tls_instead(place: Place, error: Exception) -> bool:
+    """Whether a service has given no answer to HTTP because it is to be spoken to with TLS: then it has done nothing."""
+    if place.tls or place.socket:
+        return False
+    if isinstance(error, http.client.RemoteDisconnected | ConnectionError):
+        return tls.is_spoken(place.host, place.port)
+    return isinstance(error, http.client.BadStatusLine) and str(error.args[0]).startswith(tls.ALERT)
 
 
 class BySocket(http.client.HTTPConnection):

@@ -106,6 +106,10 @@ class TokenError(Error):
     """The service did not take the call: its tenant's token is needed (401), or another's was given (403)."""
 
 
+class TlsError(Error):
+    """The service's certificate is not trusted, or one of both speaks TLS and the other does not. The call was not begun."""
+
+
 class CallError(Error):
     """A call that was not answered."""
 

@@ -135,9 +135,12 @@ class Function(Generic[P, R]):
             functools.update_wrapper(self, user)
 
     @classmethod
-    def from_name(cls, app: str, name: str, *, url: str | None = None, token: str | None = None, tenant: str | None = None) -> Function[..., Any]:
-        """A function that is deployed; its service's URL if that is on another machine, and its tenant, with a token, if it has one."""
-        return Function(Client(Service(app, name, url, token, tenant)), name)
+    def from_name(
+        cls, app: str, name: str, *, url: str | None = None, token: str | None = None, tenant: str | None = None, ca: str | None = None
+    ) -> Function[..., Any]:
+        """A function that is deployed; its service's URL if that is on another machine, and its tenant, with a token, if it has one. `ca`: a
+        file in PEM of the authorities that are trusted where the URL is https; none: that of REKINDLE_CA, or else the system's."""
+        return Function(Client(Service(app, name, url, token, tenant, ca)), name)
 
     def __repr__(self) -> str:
         return f"rekindle.Function({self.client.service.full_name!r}, {self.name!r})"

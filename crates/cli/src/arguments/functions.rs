@@ -44,6 +44,14 @@ pub struct CallArguments {
     /// A token of that tenant, which others may read here; REKINDLE_TOKEN is for one that they may not.
     #[arg(long, value_name = "TOKEN")]
     pub token: Option<String>,
+    /// Where the service is, on another machine: https://HOST:PORT or http://HOST:PORT. If none is given, this machine's daemon is
+    /// asked.
+    #[arg(long, value_name = "URL", value_hint = clap::ValueHint::Url)]
+    pub url: Option<String>,
+    /// A file in PEM of the authorities that are trusted where the URL is https. If none is given, that of REKINDLE_CA, or else the
+    /// system's.
+    #[arg(long, value_name = "FILE", requires = "url", value_hint = clap::ValueHint::FilePath)]
+    pub ca: Option<String>,
     /// The interpreter that has the package `rekindle`.
     #[arg(long, value_name = "PYTHON", default_value = "python3")]
     pub python: String,
