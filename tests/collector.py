@@ -20,6 +20,8 @@ class Span:
     end: int
     attributes: dict
     failed: bool
+    # Why, if that is said.
+    problem: str = ""
 
 
 def fields(data):
@@ -81,6 +83,7 @@ def span(data):
         end=one[8],
         attributes=attributes(below(data, 9)),
         failed=status.get(3) == 2,
+        problem=status.get(2, b"").decode(),
     )
 
 

@@ -19,8 +19,10 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use opentelemetry::trace::SpanContext;
 use rekindle_protocol::service_name::ServiceName;
+use tokio::runtime::Handle;
 
-use crate::program_spans::ProgramSpan;
+use crate::late_spans::Reply;
+use crate::program_spans::{self, ProgramSpan};
 use crate::refusal::Answer;
 use crate::relay::Relay;
 use crate::tally::{Reason, Tally};
@@ -125,6 +127,8 @@ pub struct Entry {
     /// Of the service; none if it does not count.
     tally: Option<Arc<Tally>>,
     access: Option<Access>,
+    /// What the instance is going to say once the answer is through.
+    later: Option<Reply>,
 }
 
 impl Entry {
@@ -170,7 +174,13 @@ impl Entry {
             is_stream: false,
             tally,
             access,
+            later: None,
         }
+    }
+
+    /// Whether it is followed through a trace.
+    pub fn is_followed(&self) -> bool {
+        self.record.span.is_some()
     }
 
     /// Whether it is among the requests that the service has had.
@@ -230,8 +240,9 @@ impl Entry {
         }
     }
 
-    /// The instance that has answered has said this.
-    pub fn told(&mut self, spans: Vec<ProgramSpan>) {
+    /// The instance that has answered has said this, and says more later.
+    pub fn told(&mut self, spans: Vec<ProgramSpan>, later: Option<Reply>) {
+        self.later = later;
         if let Some(last) = self.record.span.as_mut().and_then(|span| span.tries.last_mut()) {
             last.spans = spans;
         }
@@ -297,8 +308,23 @@ impl Drop for Entry {
         if let Some(last) = record.span.as_mut().and_then(|span| span.tries.last_mut()) {
             last.until = took;
         }
-        access.through(record);
+        match (self.later.take(), Handle::try_current()) {
+            (Some(later), Ok(runtime)) => {
+                let access = access.clone();
+                runtime.spawn(async move { access.through(completed(record, later).await) });
+            }
+            _ => access.through(record),
+        }
     }
+}
+
+/// The record with what the instance has said once the answer was through.
+async fn completed(mut record: Record, later: Reply) -> Record {
+    let told = later.await.unwrap_or_default();
+    if let Some(last) = record.span.as_mut().and_then(|span| span.tries.last_mut()) {
+        program_spans::complete(&mut last.spans, told);
+    }
+    record
 }
 
 /// A client's body on its way to an instance.

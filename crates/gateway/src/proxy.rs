@@ -17,6 +17,7 @@ use crate::access::{Access, Entry, Logged, RequestOrigin};
 use crate::canary::Canary;
 use crate::headers;
 use crate::instance_slot::InstanceSlot;
+use crate::late_spans::{self, Question};
 use crate::limits;
 use crate::message_version;
 use crate::named_data::{self, beside};
@@ -144,7 +145,9 @@ async fn deliver(
         entry.sent_to(&name);
         match slot.upstream.clone().send(request).await {
             Ok((mut response, connection)) => {
-                entry.told(program_spans::take(response.headers_mut()));
+                let told = program_spans::take(response.headers_mut());
+                let (question, later) = late_spans::take(response.headers_mut(), entry.is_followed()).unzip();
+                entry.told(told, later);
                 if counts {
                     slot.service.took(came.elapsed());
                 }
@@ -157,7 +160,7 @@ async fn deliver(
                 if response.status() == StatusCode::BAD_GATEWAY {
                     stop(canary.as_ref(), || format!("the instance {name:?} answered 502"));
                 }
-                return passed_on(response, slot, connection, upgraded);
+                return passed_on(response, (slot, connection), upgraded, question);
             }
             Err(Failure::Refused { error, request }) => {
                 unsent = Some(*request);
@@ -228,9 +231,9 @@ fn copy(request: &Request<Body>) -> Request<Body> {
 
 fn passed_on(
     mut response: Response<Incoming>,
-    slot: InstanceSlot,
-    connection: Connection,
+    (slot, connection): (InstanceSlot, Connection),
     upgraded: Option<OnUpgrade>,
+    question: Option<Question>,
 ) -> Answer {
     let upgraded = upgraded.filter(|_| response.status() == StatusCode::SWITCHING_PROTOCOLS);
     let server = upgraded.is_some().then(|| on(&mut response));
@@ -239,8 +242,8 @@ fn passed_on(
     head.version = Version::HTTP_11;
     if let (Some(client), Some(server)) = (upgraded, server) {
         let mut answer = Response::from_parts(head, Either::Right(Default::default()));
-        tunnel::begin(client, server, slot, &mut answer);
+        tunnel::begin((client, server), (slot, question), &mut answer);
         return answer;
     }
-    Response::from_parts(head, Either::Left(Relay::new(body, slot, connection)))
+    Response::from_parts(head, Either::Left(Relay::new(body, (slot, connection), question)))
 }

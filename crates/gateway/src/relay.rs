@@ -7,17 +7,20 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::instance_slot::InstanceSlot;
+use crate::late_spans::Question;
 use crate::policy::Outcome;
 use crate::upstream::Connection;
 
 pub struct Relay {
     body: Incoming,
     held: Option<(InstanceSlot, Connection)>,
+    /// What the instance is asked once it is through.
+    question: Option<Question>,
 }
 
 impl Relay {
-    pub fn new(body: Incoming, slot: InstanceSlot, connection: Connection) -> Relay {
-        let mut relay = Relay { body, held: Some((slot, connection)) };
+    pub fn new(body: Incoming, held: (InstanceSlot, Connection), question: Option<Question>) -> Relay {
+        let mut relay = Relay { body, held: Some(held), question };
         if relay.body.is_end_stream() {
             relay.through(Outcome::Answered);
         }
@@ -27,18 +30,33 @@ impl Relay {
     fn through(&mut self, outcome: Outcome) {
         let Some((mut slot, mut connection)) = self.held.take() else { return };
         slot.outcome = outcome;
-        if outcome != Outcome::Answered {
+        let is_kept = outcome == Outcome::Answered;
+        let question = self.question.take();
+        if question.is_none() && !is_kept {
             return;
         }
-        if connection.is_ready() {
+        if question.is_none() && connection.is_ready() {
             return slot.upstream.keep(connection);
         }
-        // It has the end of the answer yet to see.
-        tokio::spawn(async move {
-            if connection.ready().await.is_ok() {
+        let runtime = slot.service.runtime().clone();
+        runtime.spawn(async move {
+            // It has the end of the answer yet to see.
+            if is_kept && connection.ready().await.is_ok() {
                 slot.upstream.keep(connection);
+            } else {
+                drop(connection);
+            }
+            if let Some(question) = question {
+                question.ask(slot).await;
             }
         });
+    }
+}
+
+impl Drop for Relay {
+    /// The client has gone, if it is not through.
+    fn drop(&mut self) {
+        self.through(Outcome::Unheard);
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::sync::oneshot::{Receiver, Sender, channel};
 
 use crate::access::Entry;
 use crate::instance_slot::InstanceSlot;
+use crate::late_spans::Question;
 use crate::limits;
 use crate::policy::Outcome;
 
@@ -21,10 +22,14 @@ use crate::policy::Outcome;
 struct EntryPlace(Arc<Mutex<Option<Sender<Entry>>>>);
 
 /// Carries what client and server say to each other once `answer`, whose head it is, has gone.
-pub fn begin<B>(client: OnUpgrade, server: OnUpgrade, slot: InstanceSlot, answer: &mut Response<B>) {
+pub fn begin<B>(
+    sides: (OnUpgrade, OnUpgrade),
+    held: (InstanceSlot, Option<Question>),
+    answer: &mut Response<B>,
+) {
     let (sender, entry) = channel();
     answer.extensions_mut().insert(EntryPlace(Arc::new(Mutex::new(Some(sender)))));
-    tokio::spawn(carry(client, server, slot, entry));
+    tokio::spawn(carry(sides, held, entry));
 }
 
 /// Has a connection that is carried tell of its request. It comes back if there is none.
@@ -37,23 +42,34 @@ pub fn hand_over<B>(answer: &mut Response<B>, entry: Entry) -> Option<Entry> {
     }
 }
 
-async fn carry(client: OnUpgrade, server: OnUpgrade, mut slot: InstanceSlot, entry: Receiver<Entry>) {
+async fn carry(
+    (client, server): (OnUpgrade, OnUpgrade),
+    (mut slot, question): (InstanceSlot, Option<Question>),
+    entry: Receiver<Entry>,
+) {
     let Ok(mut entry) = entry.await else { return };
     let both = async { hyper::Result::Ok((client.await?, server.await?)) };
     let (client, server) = match both.await {
         Ok(both) => both,
         Err(error) => return log::debug!("a connection was not upgraded: {error}"),
     };
-    // Either is told of by the one task that carries both.
-    let entry = Mutex::new(&mut entry);
-    let told = |tell: fn(&mut Entry, u64)| {
-        let entry = &entry;
-        move |bytes| tell(&mut entry.lock().unwrap_or_else(PoisonError::into_inner), bytes)
+    let carried = {
+        // Either is told of by the one task that carries both.
+        let entry = Mutex::new(&mut entry);
+        let told = |tell: fn(&mut Entry, u64)| {
+            let entry = &entry;
+            move |bytes| tell(&mut entry.lock().unwrap_or_else(PoisonError::into_inner), bytes)
+        };
+        let mut client = Counted { io: TokioIo::new(client), told: told(Entry::came_in) };
+        let mut server = Counted { io: TokioIo::new(server), told: told(Entry::sent_on) };
+        copy_bidirectional_with_sizes(&mut client, &mut server, limits::PIECE, limits::PIECE).await
     };
-    let mut client = Counted { io: TokioIo::new(client), told: told(Entry::came_in) };
-    let mut server = Counted { io: TokioIo::new(server), told: told(Entry::sent_on) };
-    let carried = copy_bidirectional_with_sizes(&mut client, &mut server, limits::PIECE, limits::PIECE).await;
     slot.outcome = if carried.is_ok() { Outcome::Answered } else { Outcome::Broken };
+    // How long the program is asked is no time of the connection's.
+    drop(entry);
+    if let Some(question) = question {
+        question.ask(slot).await;
+    }
 }
 
 /// Tells how many bytes each piece has that is read of it.

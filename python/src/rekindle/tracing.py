@@ -1,6 +1,6 @@
 """Where the time of a request goes in its instance: spans of the request's trace, which the gateway is told with the answer.
 
-    traceparent ─▶ Trace ─ span("queue"), span("method") … ─▶ Rekindle-Spans: queue;begin;took;id;, method;…
+    traceparent ─▶ Trace ─ span("queue"), span("method") … ─▶ Rekindle-Spans: queue;begin;took;id;, method;…;error=WHY
                      └─ calls of other functions: a traceparent that names the span they are made in
 
 Where no trace is followed a span costs the look at a variable.
@@ -8,6 +8,7 @@ Where no trace is followed a span costs the look at a variable.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import secrets
@@ -15,14 +16,16 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from rekindle import driver
 
 # What a request says of its trace, and what an answer says of where the time went.
 PARENT, STATE, SPANS = "traceparent", "tracestate", "Rekindle-Spans"
-# How many spans of a request are told.
+# How many spans of a request are told, and how many characters of why one failed.
 MOST = 60
+MOST_OF_ERROR = 120
 
 KNOWN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 SAMPLED = 1
@@ -44,6 +47,22 @@ class Span:
     within: str
     # It ends with the answer, which whoever is told of it knows better.
     is_answer: bool = False
+    # Why it failed.
+    error: str = ""
+    # What came of it: `pieces` that were sent and messages `received`, and microseconds to the `first` piece.
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def fail(self, error: BaseException) -> None:
+        """One that is called off has not failed."""
+        if not isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.error = f"{type(error).__name__}: {error}"[:MOST_OF_ERROR]
+
+    def told(self) -> str:
+        """As the header has it."""
+        details = [f"{name}={count}" for name, count in self.counts.items()]
+        if self.error:
+            details.append(f"error={quote(self.error, safe='')}")
+        return ";".join([self.name, str(self.begin), self.so_far(), self.id, self.within, *details])
 
     def so_far(self) -> str:
         if self.took is None:
@@ -74,14 +93,14 @@ class Trace:
         ids = {"": within}
         for one in spans:
             ids[one.id] = secrets.token_hex(8)
-            self.spans.append(Span(one.name, one.begin, one.took, ids[one.id], ids[one.within]))
+            self.spans.append(Span(one.name, one.begin, one.took, ids[one.id], ids[one.within], error=one.error))
 
     def note(self, name: str, begin: int, took: int, within: str) -> None:
         self.spans.append(Span(name, begin, took, secrets.token_hex(8), within))
 
     def told(self) -> list[tuple[str, str]]:
         """The header of the answer. A span stands behind the one that it is a part of."""
-        spans = [f"{one.name};{one.begin};{one.so_far()};{one.id};{one.within}" for one in self.spans[:MOST]]
+        spans = [one.told() for one in self.spans[:MOST]]
         return [(SPANS, ", ".join(spans))] if spans else []
 
 
@@ -94,18 +113,22 @@ def now() -> int:
 
 
 @contextlib.contextmanager
-def span(name: str, *, is_answer: bool = False) -> Iterator[None]:
-    """What is done in it is a span of the request that it is done for, if that is followed. `is_answer`: it ends with the answer."""
+def span(name: str, *, is_answer: bool = False) -> Iterator[Span | None]:
+    """What is done in it is a span of the request that it is done for, if that is followed. `is_answer`: it ends with the answer.
+    One in which something is raised says what."""
     here = HERE.get()
     if here is None or not here[0].is_followed:
-        yield
+        yield None
         return
     trace, within = here
     made = Span(name, now(), None, secrets.token_hex(8), within, is_answer)
     trace.spans.append(made)
     token = HERE.set((trace, made.id))
     try:
-        yield
+        yield made
+    except BaseException as error:
+        made.fail(error)
+        raise
     finally:
         HERE.reset(token)
         made.took = now() - made.begin

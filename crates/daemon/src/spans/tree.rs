@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status};
 use opentelemetry::{InstrumentationScope, KeyValue, TraceFlags};
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
-use rekindle_gateway::{ProgramSpan, Record, Span, StreamCounts};
+use rekindle_gateway::{ProgramSpan, Record, Span, SpanDetails, StreamCounts};
 use rekindle_protocol::daemon::{Operation, Trace};
 use rekindle_protocol::worker::Phase;
 
@@ -111,15 +111,24 @@ fn coming(
 }
 
 /// What the program was at, as it says; not before it had the request, nor after its answer was through.
-fn told(program: &SpanData, ProgramSpan { name, begin, took, id, within }: &ProgramSpan) -> SpanData {
+fn told(
+    program: &SpanData,
+    ProgramSpan { name, begin, took, id, within, details }: &ProgramSpan,
+) -> SpanData {
     let inside = |time: SystemTime| time.clamp(program.start_time, program.end_time);
     let end = took.and_then(|took| begin.checked_add(took)).unwrap_or(program.end_time);
-    let span = below(program, name.clone(), (inside(*begin), inside(end)), Vec::new());
+    let SpanDetails { error, pieces, received, first } = details;
+    let first = first.map(|time| time.as_micros() as u64);
+    let counts =
+        [("rekindle.pieces", *pieces), ("rekindle.received", *received), ("rekindle.first_us", first)];
+    let attributes = counts.into_iter().filter_map(|(name, count)| Some(KeyValue::new(name, count? as i64)));
+    let span = below(program, name.clone(), (inside(*begin), inside(end)), attributes.collect());
     let own = &span.span_context;
     let context = SpanContext::new(own.trace_id(), *id, own.trace_flags(), false, own.trace_state().clone());
     SpanData {
         span_context: context,
         parent_span_id: within.unwrap_or(program.span_context.span_id()),
+        status: error.clone().map_or(Status::Unset, Status::error),
         ..span
     }
 }

@@ -11,6 +11,7 @@ from rekindle import tracing
 from rekindle.errors import DeclarationError
 from rekindle.named_data import named_in
 from rekindle.serving.dispatch import OWN, Dispatch
+from rekindle.serving.later import LateTrace, LateTraces
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,30 +27,62 @@ def headers_of(scope: Message) -> list[tuple[str, str]]:
 
 
 class Telling:
-    """Sends an application's answer with where the time went until then, which its head says.
+    """Sends an application's answer with where the time went until then, which its head says, and counts what goes and comes.
 
     The head of an answer whose length is known waits for the first piece of its body, which comes with it. What has no such length may
-    be a stream, whose head its client waits for: of the time after that it is only told when the answer was through.
+    be a stream, whose head its client waits for. Of that, and of a WebSocket, the head says where the rest is told once it is over.
     """
 
-    def __init__(self, trace: tracing.Trace, send: Send) -> None:
-        self.trace, self.send = trace, send
+    def __init__(self, trace: tracing.Trace, later: LateTraces, receive: Receive, send: Send) -> None:
+        self.trace, self.later, self.receiver, self.sender = trace, later, receive, send
         self.begin, self.here = tracing.now(), tracing.HERE.get()
+        # The application's own.
+        self.span: tracing.Span | None = None
         self.head: Message | None = None
+        self.late: LateTrace | None = None
 
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+    async def receive(self) -> Message:
+        message = await self.receiver()
+        if message["type"] == "websocket.receive" and self.span:
+            self.span.counts["received"] = self.span.counts.get("received", 0) + 1
+        return message
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
             self.head = message
             if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
                 await self.tell(is_stream=True)
             return
+        if kind == "websocket.accept":
+            self.head = message
+            await self.tell(is_stream=True)
+            return
         if self.head:
             await self.tell(is_stream=message.get("more_body", False))
-        await self.send(message)
+        if self.late and (kind == "websocket.send" or message.get("body")):
+            self.count_piece()
+        await self.sender(message)
+
+    def count_piece(self) -> None:
+        if self.span:
+            counts = self.span.counts
+            counts["pieces"] = counts.get("pieces", 0) + 1
+            counts.setdefault("first", tracing.now() - self.begin)
 
     async def tell(self, *, is_stream: bool) -> None:
         assert self.head is not None
         head, self.head = self.head, None
+        self.note(is_stream=is_stream)
+        told = self.trace.told()
+        if is_stream:
+            self.late, header = self.later.promise(self.trace)
+            told.append(header)
+        spans = [(name.lower().encode(), value.encode()) for name, value in told]
+        await self.sender({**head, "headers": [*head.get("headers", ()), *spans]})
+
+    def note(self, *, is_stream: bool = False) -> None:
+        """What is known by now of where the time went."""
         # Whoever sends may be another task, which is in no span.
         token = tracing.HERE.set(self.here)
         try:
@@ -58,8 +91,12 @@ class Telling:
             tracing.note_waits(self.begin)
         finally:
             tracing.HERE.reset(token)
-        spans = [(name.lower().encode(), value.encode()) for name, value in self.trace.told()]
-        await self.send({**head, "headers": [*head.get("headers", ()), *spans]})
+
+    def end(self) -> None:
+        """The application is through."""
+        if self.late:
+            self.note()
+            self.late.is_over.set()
 
 
 def wrap(application: Application, dispatch: Dispatch) -> Application:
@@ -70,14 +107,28 @@ def wrap(application: Application, dispatch: Dispatch) -> Application:
         if scope["type"] == "lifespan":
             await application({**scope, TARGET: dispatch.target}, receive, send)
             return
-        headers = headers_of(scope)
-        trace = tracing.Trace.of(headers)
+        trace = tracing.Trace.of(headers_of(scope))
         with tracing.following(trace):
             await dispatch.wake()
-            with tracing.span("application", is_answer=True):
-                told = Telling(trace, send) if trace and trace.is_followed and scope["type"] == "http" else send
-                async with dispatch.target.with_data(named_in(headers)):
-                    await application({**scope, TARGET: dispatch.target}, receive, told)
+            if trace and trace.is_followed:
+                await run_told(trace, scope, receive, send)
+            else:
+                await run(scope, receive, send)
+
+    async def run(scope: Message, receive: Receive, send: Send) -> None:
+        async with dispatch.target.with_data(named_in(headers_of(scope))):
+            await application({**scope, TARGET: dispatch.target}, receive, send)
+
+    async def run_told(trace: tracing.Trace, scope: Message, receive: Receive, send: Send) -> None:
+        telling: Telling | None = None
+        try:
+            with tracing.span("application", is_answer=True) as made:
+                telling = Telling(trace, dispatch.later, receive, send)
+                telling.span = made
+                await run(scope, telling.receive, telling.send)
+        finally:
+            if telling:
+                telling.end()
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         body, more = bytearray(), True

@@ -19,6 +19,7 @@ from rekindle.named_data import named_in
 from rekindle.passing import HandingOn
 from rekindle.raised import describe
 from rekindle.serving.failures import Late, Raised, Unknown, Untaken
+from rekindle.serving.later import PATH, LateTraces
 from rekindle.serving.target import Target
 
 TEXT = "text/plain; charset=utf-8"
@@ -66,6 +67,7 @@ class Dispatch:
 
     def __init__(self, target: Target, failed: Callable[[], None]) -> None:
         self.target, self.failed = target, failed
+        self.later = LateTraces()
 
     async def answer(self, method: str, path: str, body: bytes | bytearray, headers: Headers = ()) -> Reply:
         """The headers have names in small letters."""
@@ -81,6 +83,8 @@ class Dispatch:
             if method == "GET" and path == READY:
                 await self.wake()
                 return Reply(RESULT, encode(True))
+            if method == "GET" and path.startswith(PATH) and (told := await self.later.take(path)) is not None:
+                return Reply(RESULT, encode(True), tuple(told))
             if method == "POST" and path.startswith(CALL):
                 needed = version_in(headers)
                 if needed > VERSION:

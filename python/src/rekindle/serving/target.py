@@ -25,7 +25,7 @@ from rekindle.serving.failures import Late, Raised, Unknown, Untaken
 from rekindle.serving.parameters import Parameters
 from rekindle.serving.rest import Rest, give_back
 
-Span = contextlib.AbstractContextManager[None]
+Span = contextlib.AbstractContextManager[object]
 # Seconds until one who calls knows that an answer was lost.
 NOTICED = 1.0
 
