@@ -41,6 +41,10 @@ APP = f"import sys\nsys.path.insert(0, {str(APPS)!r})\n" + textwrap.dedent(
             return int(array.copy_to_host().sum(dtype="int64"))
 
         @rekindle.method()
+        def one(self):
+            return 1
+
+        @rekindle.method()
         def sum_of_ref(self, ref):
             return self.sum_of(rekindle.get(ref))
 
@@ -133,6 +137,57 @@ def test_none_is_started_for_arrays_where_that_needs_memory_that_others_have(pla
         own.deploy(first=GPUS[1], second=GPUS, most=2)
         assert package.Function.from_name("placed", "chain").remote(COUNT) == 3 * TOTAL
         assert own.gpus() == GPUS[:1]
+
+
+FILLING = """
+@app.cls(gpu={gpu!r}, min_containers={least}, max_containers=1, share=False, scaledown_window=1, sleep_window=0)
+class {name}(Base):
+    @rekindle.method()
+    def one(self):
+        return 1
+"""
+
+
+def filled(source, **filling):
+    """The app with classes that stay awake on a GPU, or do not."""
+    return source + "".join(textwrap.dedent(FILLING.format(name=name, gpu=gpu, least=least)) for name, (gpu, least) in filling.items())
+
+
+def need_of_one():
+    with begun(REKINDLE_SERVICE_MEMORY="64M") as rekindle:
+        own = Placed(rekindle)
+        own.deploy()
+        return own.deployer.service("placed-First")["source"]["need"]["program"]
+
+
+def test_without_arrays_an_instance_is_started_where_there_is_room():
+    limit = str(int(1.5 * need_of_one()))
+    with begun(REKINDLE_SERVICE_MEMORY=limit) as rekindle:
+        own = Placed(rekindle)
+        own.deployer.app("placed", filled(APP.format(first=GPUS[1], second=GPUS, most=1, share=False), Full=(GPUS[0], 1)))
+        own.deployer.come_to("placed-Full", "running")
+        own.end_second()
+        assert own.second().one.remote() == 1
+        assert own.gpus() == GPUS[1:], "the first has no room"
+
+
+def test_an_instance_that_waits_goes_where_room_comes():
+    limit = str(int(1.5 * need_of_one()))
+    with begun(REKINDLE_SERVICE_MEMORY=limit) as rekindle:
+        own = Placed(rekindle)
+        source = filled(APP.format(first=GPUS[1], second=GPUS, most=1, share=False), Full=(GPUS[0], 1), Other=(GPUS[1], 1))
+        own.deployer.app("placed", source)
+        own.deployer.come_to("placed-Full", "running")
+        own.deployer.come_to("placed-Other", "running")
+        call = own.second().one.spawn()
+        rekindle.wait(lambda: own.deployer.service("placed-Second")["instances"], "the instance")
+        waits = own.deployer.service("placed-Second")["instances"][0]
+        assert waits["stage"] == "waiting" and not call.done()
+        # Room comes on the other GPU.
+        other = {GPUS[0]: "placed-Other", GPUS[1]: "placed-Full"}[waits["gpu"]]
+        rekindle("scale", other, "--min", 0)
+        assert call.get(timeout=60) == 1
+        assert own.gpus() == [gpu for gpu in GPUS if gpu != waits["gpu"]]
 
 
 def test_the_next_daemon_knows_where_instances_are(placed):

@@ -214,6 +214,7 @@ impl Service {
         let (sender, receiver): (_, Receiver<_>) = channel();
         let mut begun = false;
         self.change(|state, now| {
+            self.note_rooms(&mut state.policy, Some(&source));
             begun = state.policy.roll_out(source, plan, now);
             if begun {
                 state.rollout = Some(sender);
@@ -363,6 +364,8 @@ impl Service {
     fn change(self: &Arc<Self>, event: impl FnOnce(&mut State, Instant)) {
         let now = Instant::now();
         let mut state = self.lock();
+        let placed = state.policy.placed().filter(|source| source.gpus.len() > 1).cloned();
+        self.note_rooms(&mut state.policy, placed.as_ref());
         event(&mut state, now);
         let actions = state.policy.take();
         let State { policy, history, .. } = &mut *state;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::holding::{Holding, together};
 use super::share::{Excess, TenantLimits, TenantUsage};
+use super::step::Idle;
 
 /// A service by its number, and an instance of it by its own.
 pub type Key = (u64, u32);
@@ -128,12 +129,16 @@ impl MemoryLedger {
 
     /// Whether a new instance would be granted this at once.
     pub fn has_room(&self, gpu: &str, key: Key, holding: Holding, limit: Option<u64>) -> bool {
+        self.gpus.get(gpu).is_none_or(|gpu| gpu.waiting.is_empty()) && self.fits(gpu, key, holding, limit)
+    }
+
+    /// Whether a new instance would be granted this if nobody else waited.
+    pub fn fits(&self, gpu: &str, key: Key, holding: Holding, limit: Option<u64>) -> bool {
         let empty = Gpu::default();
         let gpu = self.gpus.get(gpu).unwrap_or(&empty);
         let more = self.more(gpu, &Waiting { key, holding, full: None, since: None });
         let share = self.shares.of(key.0).map(|(tenant, _)| tenant);
-        gpu.waiting.is_empty()
-            && limit.is_none_or(|limit| gpu.used() + more.bytes <= limit)
+        limit.is_none_or(|limit| gpu.used() + more.bytes <= limit)
             && share.is_none_or(|tenant| self.excess_of(tenant, more).is_none())
     }
 
@@ -186,6 +191,16 @@ impl MemoryLedger {
         let Some(gpu) = self.gpus.values().find(|gpu| gpu.held.contains_key(&key)) else { return 0 };
         let others = gpu.held.iter().filter(|(other, _)| **other != key).map(|(_, held)| &held.holding);
         gpu.used().saturating_sub(together(others))
+    }
+
+    /// Bytes of each GPU that these would give back, or do already.
+    pub fn spare(&self, idle: &[Idle]) -> BTreeMap<String, u64> {
+        let of = |gpu: &Gpu| {
+            let stay = |key: &Key| gpu.held.get(key).is_some_and(|held| held.leaving.is_none());
+            let going = idle.iter().filter(|one| stay(&one.key)).map(|one| one.frees).sum::<u64>();
+            going + gpu.leaving()
+        };
+        self.gpus.iter().map(|(name, gpu)| (name.clone(), of(gpu))).collect()
     }
 
     /// Each GPU with what is held of it.

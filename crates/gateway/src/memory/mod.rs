@@ -31,7 +31,7 @@ use rekindle_protocol::tenant::Quota;
 use step::{Idle, Step};
 
 use crate::plan::{MemoryNeed, Source};
-use crate::policy::IdleInstance;
+use crate::policy::{IdleInstance, Room};
 use crate::service::Service;
 
 /// How often is looked how much instances have, and whether one that found its GPU full is to try again.
@@ -54,6 +54,8 @@ pub struct Memory {
 struct State {
     ledger: MemoryLedger,
     services: BTreeMap<u64, Weak<Service>>,
+    /// Bytes of each GPU that those would give back whom nobody needs, when that was looked at last.
+    spare: BTreeMap<String, u64>,
     /// The most that instances of an image had, by its id, and the data that they had.
     most: BTreeMap<String, Holding>,
 }
@@ -113,11 +115,35 @@ impl Memory {
         });
     }
 
+    /// An instance wants elsewhere what it has claimed, or was granted, on another GPU.
+    pub(crate) fn moves(&self, key: Key, source: &Source) {
+        self.change(|state, limit| {
+            state.ledger.gone(key);
+            let holding = state.claimed(key, source, limit);
+            state.ledger.claim(&source.need.gpu, key, holding);
+        });
+    }
+
     /// Whether a further instance of a service would have what it needs at once, and nobody has to go for it.
     pub(crate) fn has_room(&self, service: u64, source: &Source) -> bool {
         let state = self.lock();
         let key = (service, u32::MAX);
         state.ledger.has_room(&source.need.gpu, key, state.claimed(key, source, self.limit), self.limit)
+    }
+
+    /// What a further instance of a service finds on its GPU.
+    pub(crate) fn room(&self, service: u64, source: &Source) -> Room {
+        let state = self.lock();
+        let (key, gpu) = ((service, u32::MAX), &source.need.gpu);
+        let holding = state.claimed(key, source, self.limit);
+        if state.ledger.has_room(gpu, key, holding.clone(), self.limit) {
+            return Room::AtOnce;
+        }
+        let spare = state.spare.get(gpu).copied().unwrap_or(0);
+        match state.ledger.fits(gpu, key, holding, self.limit.map(|limit| limit + spare)) {
+            true => Room::OnceOthersGo,
+            false => Room::Never,
+        }
     }
 
     /// An instance was granted what it needs, and its GPU was full.
@@ -232,6 +258,7 @@ impl Memory {
                 Idle { key, rate: one.rate, frees, ends: one.ends, since: one.since }
             };
             let idle: Vec<Idle> = idle.iter().map(of).collect();
+            state.spare = state.ledger.spare(&idle);
             let steps = state.ledger.step(self.limit, &idle, now);
             self.short.store(state.ledger.is_short(self.limit), Ordering::Release);
             steps

@@ -23,7 +23,7 @@ impl Scenario {
         Scenario { ledger: MemoryLedger::default(), now: Instant::now(), limit }
     }
 
-    fn step(&mut self, idle: &[(u64, f64, u64)]) -> Vec<Step> {
+    fn idle(&self, idle: &[(u64, f64, u64)]) -> Vec<Idle> {
         let of = |(service, rate, frees): &(u64, f64, u64)| Idle {
             key: (*service, 1),
             rate: *rate,
@@ -31,7 +31,11 @@ impl Scenario {
             ends: *frees == 0,
             since: self.now,
         };
-        let idle: Vec<Idle> = idle.iter().map(of).collect();
+        idle.iter().map(of).collect()
+    }
+
+    fn step(&mut self, idle: &[(u64, f64, u64)]) -> Vec<Step> {
+        let idle = self.idle(idle);
         self.ledger.step(self.limit, &idle, self.now)
     }
 }
@@ -64,6 +68,21 @@ fn there_is_room_where_nobody_waits_and_nobody_has_to_go() {
     scenario.ledger.shares.join(2, "blue");
     scenario.ledger.shares.set("blue", TenantLimit { bytes: Some(3), instances: None });
     assert!(!scenario.ledger.has_room(GPU, (2, u32::MAX), 4.into(), Some(10)), "its tenant may not have it");
+}
+
+#[test]
+fn what_nobody_needs_is_room_for_one_that_waits_whoever_waits_there() {
+    let mut scenario = Scenario::new(Some(10));
+    scenario.ledger.hold(GPU, (1, 1), 6);
+    scenario.ledger.hold(GPU, (2, 1), 3);
+    scenario.ledger.claim(GPU, (3, 1), 7);
+    let idle = scenario.idle(&[(1, 1.0, 6)]);
+    assert_eq!(scenario.ledger.spare(&idle).get(GPU), Some(&6));
+    let fits = |bytes: u64| scenario.ledger.fits(GPU, (4, u32::MAX), bytes.into(), Some(10 + 6));
+    assert!(fits(7) && !fits(8));
+    // Also what is given back already.
+    assert_eq!(scenario.step(&[(1, 1.0, 6)]), [Step::Demote((1, 1))]);
+    assert_eq!(scenario.ledger.spare(&idle).get(GPU), Some(&6));
 }
 
 #[test]

@@ -17,6 +17,7 @@
 //! Each event says when it happened, and leaves behind what is to be done about it ([`Policy::take`]). An instance that
 //! wakes is sent requests as one that runs: its program goes on up to its first GPU call while its GPU half wakes.
 
+mod elsewhere;
 mod instance;
 mod near;
 mod queue;
@@ -40,6 +41,7 @@ use queue::{Queue, Waiting};
 use rate::Rate;
 use rollout::Rollout;
 
+pub use elsewhere::Room;
 pub use instance::Stage;
 pub use near::Near;
 pub use queue::Coming;
@@ -56,6 +58,11 @@ const STAYS: Duration = Duration::from_secs(30);
 pub enum Action {
     /// It needs GPU memory: [`Policy::granted`] is to follow.
     Claim {
+        instance: u32,
+        source: Source,
+    },
+    /// It needs GPU memory elsewhere, and not where it has claimed it.
+    Move {
         instance: u32,
         source: Source,
     },
@@ -152,8 +159,10 @@ pub struct Policy {
     rate: Rate,
     /// Why instances wait for GPU memory, if one does.
     shortage: Option<String>,
-    /// GPUs on which no instance is started for arrays before these times.
+    /// GPUs on which no instance is started before these times if others have room.
     avoided: BTreeMap<String, Instant>,
+    /// What a further instance finds on the GPUs where it may be.
+    rooms: BTreeMap<String, Room>,
     actions: Vec<Action>,
 }
 
@@ -178,6 +187,7 @@ impl Policy {
             rate: Rate::default(),
             shortage: None,
             avoided: BTreeMap::new(),
+            rooms: BTreeMap::new(),
             actions: Vec::new(),
         }
     }
@@ -353,7 +363,9 @@ impl Policy {
                 .chain(instance.welcome_until)
         });
         let rollout = self.rollout_deadline();
-        let all = self.queue.deadlines().chain(self.not_before).chain(rollout).chain(instances);
+        let elsewhere = self.may_find_room().then(|| now + elsewhere::LOOKS_AGAIN);
+        let due = self.not_before.into_iter().chain(rollout).chain(elsewhere);
+        let all = self.queue.deadlines().chain(due).chain(instances);
         // What is due was done, or waits for something else than time.
         all.filter(|time| *time > now).min()
     }

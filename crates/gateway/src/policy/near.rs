@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use super::instance::Instance;
 use super::{Policy, Stage};
-use crate::plan::{Place, Source};
+use crate::plan::Source;
 
 /// How long an instance that nobody has to have waits for GPU memory.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long none is started for requests' arrays on a GPU where one came to nothing.
+/// How long none is started for requests' arrays on a GPU where one came to nothing, and no other one if there is room elsewhere.
 const AVOIDED: Duration = Duration::from_secs(30);
 
 /// Where a request's arrays lie.
@@ -64,15 +64,11 @@ impl Policy {
         nears().filter(is_wanted).last()
     }
 
-    /// What the next instance is made of: on the GPU of the requests that wait if it has room, else on the one with the fewest.
-    pub(super) fn next_source(&self) -> Option<Source> {
+    /// What the next instance is made of: on the GPU of the requests that wait if it has room, else where there is room.
+    pub(super) fn next_source(&self, now: Instant) -> Option<Source> {
         let source = self.source.as_ref()?;
         let wanted = self.wanted().filter(|near| near.has_room).and_then(|near| source.on(&near.gpu));
-        let fewest = || {
-            let on = |place: &&Place| self.count(|one| one.source.need.gpu == place.counted);
-            source.gpus.iter().min_by_key(on).and_then(|place| source.on(&place.counted))
-        };
-        wanted.or_else(fewest).or_else(|| Some(source.clone()))
+        wanted.or_else(|| self.roomiest(source, now)).or_else(|| Some(source.clone()))
     }
 
     /// Of those that sleep, the one that is woken next.
@@ -117,7 +113,14 @@ impl Policy {
 
     /// One that nobody has to have came to nothing.
     pub(super) fn avoid(&mut self, number: u32, now: Instant) {
-        if let Some(one) = self.instances.get(&number).filter(|one| one.welcome_until.is_some()) {
+        if self.instances.get(&number).is_some_and(|one| one.welcome_until.is_some()) {
+            self.avoid_gpu(number, now);
+        }
+    }
+
+    /// The GPU of an instance is full, whatever is counted.
+    pub(super) fn avoid_gpu(&mut self, number: u32, now: Instant) {
+        if let Some(one) = self.instances.get(&number).filter(|one| one.source.gpus.len() > 1) {
             self.avoided.insert(one.source.need.gpu.clone(), now + AVOIDED);
         }
     }

@@ -22,9 +22,15 @@ impl Policy {
         if self.rollout.is_some() {
             return false;
         }
-        let candidate = self.start(source.clone(), self.generation + 1, now);
+        let first = self.roomiest(&source, now).unwrap_or_else(|| source.clone());
+        let candidate = self.start(first, self.generation + 1, now);
         self.rollout = Some(Rollout { source, plan, candidate, since: now });
         true
+    }
+
+    /// What is rolled out just now.
+    pub(super) fn rollout_source(&self) -> Option<&Source> {
+        self.rollout.as_ref().map(|rollout| &rollout.source)
     }
 
     /// Until when the first instance may wait for GPU memory.

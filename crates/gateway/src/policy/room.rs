@@ -45,9 +45,9 @@ impl Policy {
         true
     }
 
-    /// The GPU was full when an instance was to be started: it waits again.
+    /// The GPU was full when an instance was to be started: it waits again, and elsewhere if there is room.
     pub fn found_full(&mut self, number: u32, now: Instant) {
-        self.avoid(number, now);
+        self.avoid_gpu(number, now);
         if let Some(instance) = self.instances.get_mut(&number).filter(|one| one.stage == Stage::Starting) {
             (instance.stage, instance.welcome_until) = (Stage::Waiting, None);
         }

@@ -19,6 +19,7 @@ impl Policy {
         self.call_off();
         self.retire();
         self.withdraw_surplus(now);
+        self.look_elsewhere(now);
         self.shrink(now);
         self.end_shortage();
     }
@@ -101,7 +102,7 @@ impl Policy {
                 // One that wakes is there before one that starts.
                 Some(number) if is_wanted || self.has_more_than_wake(0) => self.claim_to_wake(number),
                 _ if self.needs_further() && self.active().count() < max && self.may_start(now) => {
-                    let Some(source) = self.next_source() else { return };
+                    let Some(source) = self.next_source(now) else { return };
                     self.start(source, self.generation, now);
                 }
                 _ => return,

@@ -48,6 +48,15 @@ impl Service {
                 self.memory.claim(self.key(instance), &source);
                 self.tell_shortage(instance);
             }
+            Action::Move { instance, source } => {
+                log::info!(
+                    "an instance of the service {} is to be on {} instead",
+                    self.name,
+                    source.need.gpu
+                );
+                self.memory.moves(self.key(instance), &source);
+                self.tell_shortage(instance);
+            }
             Action::Withdraw { instance } => self.memory.withdraw(self.key(instance)),
             Action::Start { instance, slot, source, limit } => {
                 self.runtime.spawn(async move { service.start((instance, slot), source, limit).await });
@@ -125,8 +134,11 @@ impl Service {
             Err(Failure { why, missing: Some(missing) }) => {
                 log::info!("the service {} waits for GPU memory: {why}", self.name);
                 self.act(|policy, now| policy.found_full(number, now));
-                if self.instance(number).is_none() {
-                    return self.memory.gone(self.key(number));
+                match self.instance(number) {
+                    None => return self.memory.gone(self.key(number)),
+                    // It has claimed memory elsewhere by now.
+                    Some((now, _)) if now.need.gpu != source.need.gpu => return,
+                    Some(_) => {}
                 }
                 let (left, full) = (Holding::default(), (missing, why));
                 self.memory.found_full(self.key(number), &source, left, full, Instant::now());

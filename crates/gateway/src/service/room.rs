@@ -7,8 +7,8 @@ use rekindle_protocol::daemon::Level;
 
 use super::Service;
 use crate::memory::Holding;
-use crate::plan::Source;
-use crate::policy::{Action, IdleInstance, Stage};
+use crate::plan::{Place, Source};
+use crate::policy::{Action, IdleInstance, Policy, Stage};
 use crate::upstream::Upstream;
 
 impl Service {
@@ -59,6 +59,16 @@ impl Service {
     pub(super) fn has_room(&self, gpu: &str) -> bool {
         let source = self.source().and_then(|source| source.on(gpu));
         source.is_some_and(|source| self.memory.has_room(self.number, &source))
+    }
+
+    /// Has the policy know what a further instance of a source finds on the GPUs where it may be.
+    pub(super) fn note_rooms(&self, policy: &mut Policy, source: Option<&Source>) {
+        let Some(source) = source.filter(|source| source.gpus.len() > 1) else { return };
+        let of = |place: &Place| {
+            let room = self.memory.room(self.number, &source.on(&place.counted)?);
+            Some((place.counted.clone(), room))
+        };
+        policy.note_rooms(source.gpus.iter().filter_map(of).collect());
     }
 
     /// Looks how much GPU memory instances have that run.

@@ -112,6 +112,7 @@ impl Scenario {
     fn words(&mut self) -> Vec<String> {
         let words = |action| match action {
             Action::Claim { instance, .. } => format!("claim {instance}"),
+            Action::Move { instance, source } => format!("move {instance} to {}", source.need.gpu),
             Action::Withdraw { instance } => format!("withdraw {instance}"),
             Action::Start { instance, source, .. } => format!("start {instance} of {}", source.image),
             Action::Sleep { instance, level: Level::Host } => format!("sleep {instance}"),

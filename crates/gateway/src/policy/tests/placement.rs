@@ -103,6 +103,78 @@ fn where_one_found_the_gpu_full_none_is_started_for_arrays_for_a_while() {
     assert!(words.contains(&"start 3 of one".to_string()), "{words:?}");
 }
 
+fn full(scenario: &mut Scenario, gpus: &[&str]) {
+    scenario.policy.note_rooms(gpus.iter().map(|gpu| (gpu.to_string(), Room::Never)).collect());
+}
+
+#[test]
+fn without_arrays_one_is_started_where_there_is_room() {
+    let mut scenario = scenario(Plan { concurrency: 1, max: 4, ..plan() });
+    full(&mut scenario, &["a"]);
+    scenario.ask(2);
+    assert_eq!(scenario.then(), ["start 1 of one", "start 2 of one"]);
+    assert_eq!((on(&scenario, 1), on(&scenario, 2)), ("b".to_string(), "b".to_string()));
+    // Where none has room it is the one with the fewest.
+    full(&mut scenario, &["a", "b"]);
+    scenario.ask(1);
+    assert_eq!((scenario.then(), on(&scenario, 3)), (vec!["start 3 of one".to_string()], "a".to_string()));
+}
+
+#[test]
+fn one_that_waits_goes_where_room_comes() {
+    let mut scenario = scenario(plan());
+    scenario.has_memory = false;
+    full(&mut scenario, &["a", "b"]);
+    scenario.ask(1);
+    assert_eq!((scenario.then(), on(&scenario, 1)), (vec!["claim 1".to_string()], "a".to_string()));
+    assert_eq!(scenario.policy.next_tick(scenario.now), Some(scenario.now + SECOND));
+    assert!(scenario.passes(SECOND).then().is_empty());
+    full(&mut scenario, &["a"]);
+    assert_eq!((scenario.passes(SECOND).then(), on(&scenario, 1)), (vec!["move 1 to b".into()], "b".into()));
+    assert!(scenario.policy.granted(1, scenario.now));
+    assert_eq!(scenario.then(), ["start 1 of one"]);
+}
+
+#[test]
+fn others_go_on_another_gpu_for_one_that_has_waited() {
+    let mut scenario = scenario(plan());
+    scenario.has_memory = false;
+    full(&mut scenario, &["a", "b"]);
+    scenario.ask(1);
+    assert_eq!((scenario.then(), on(&scenario, 1)), (vec!["claim 1".to_string()], "a".to_string()));
+    scenario.policy.note_rooms([("a".into(), Room::Never), ("b".into(), Room::OnceOthersGo)].into());
+    assert!(scenario.passes(SECOND / 2).then().is_empty(), "it may have its turn yet");
+    assert_eq!(scenario.passes(SECOND / 2).then(), ["move 1 to b"]);
+    // Both are as good: it stays.
+    scenario.policy.note_rooms([("a".into(), Room::OnceOthersGo), ("b".into(), Room::OnceOthersGo)].into());
+    assert!(scenario.passes(SECOND * 2).then().is_empty());
+}
+
+#[test]
+fn one_that_finds_its_gpu_full_tries_the_next_and_waits_once_all_are() {
+    let mut scenario = scenario(plan());
+    scenario.ask(1);
+    assert_eq!((scenario.then(), on(&scenario, 1)), (vec!["start 1 of one".to_string()], "a".to_string()));
+    scenario.has_memory = false;
+    scenario.policy.found_full(1, scenario.now);
+    assert_eq!((scenario.then(), on(&scenario, 1)), (vec!["move 1 to b".into()], "b".into()));
+    assert!(scenario.policy.granted(1, scenario.now));
+    assert_eq!(scenario.then(), ["start 1 of one"]);
+    full(&mut scenario, &[]);
+    scenario.policy.found_full(1, scenario.now);
+    assert!(scenario.then().is_empty(), "it waits where it is");
+    assert_eq!(on(&scenario, 1), "b");
+}
+
+#[test]
+fn the_first_instance_of_an_image_is_started_where_there_is_room() {
+    let mut scenario = scenario(plan());
+    let source = scenario.policy.source().cloned().unwrap();
+    full(&mut scenario, &["a"]);
+    assert!(scenario.policy.roll_out(Source { id: "two".into(), ..source }, plan(), scenario.now));
+    assert_eq!((scenario.then(), on(&scenario, 1)), (vec!["start 1 of one".to_string()], "b".to_string()));
+}
+
 #[test]
 fn one_that_sleeps_near_is_woken_for_the_next_ones() {
     let mut scenario = scenario(plan());

@@ -21,6 +21,8 @@ enum Step {
     /// Others need the memory of the n-th that nobody needs, or its place.
     Demote(usize),
     Dismiss(usize),
+    /// So much room the two GPUs have.
+    Rooms(Room, Room),
     Ended(usize),
     Unreachable(usize),
     Faulted(usize),
@@ -28,6 +30,10 @@ enum Step {
     RollOut,
     Replan(u32, u32, usize),
     Drain,
+}
+
+fn room() -> impl Strategy<Value = Room> {
+    prop::sample::select(vec![Room::AtOnce, Room::OnceOthersGo, Room::Never])
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -41,6 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::Demote),
         1 => any::<usize>().prop_map(Step::Dismiss),
         6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, well)| Step::Over(which, well)),
+        1 => (room(), room()).prop_map(|(a, b)| Step::Rooms(a, b)),
         1 => any::<usize>().prop_map(Step::Ended),
         1 => any::<usize>().prop_map(Step::Unreachable),
         1 => any::<usize>().prop_map(Step::Faulted),
@@ -76,6 +83,9 @@ impl PolicyModel {
                 Action::Claim { instance, .. } => {
                     prop_assert!(self.claims.insert(instance), "{instance} claims twice");
                     prop_assert!(!self.busy.contains_key(&instance));
+                }
+                Action::Move { instance, .. } => {
+                    prop_assert!(self.claims.contains(&instance), "{instance} claims nothing");
                 }
                 Action::Withdraw { instance } => {
                     prop_assert!(self.claims.remove(&instance), "{instance} claims nothing");
@@ -227,6 +237,10 @@ proptest! {
                     if let Some(idle) = nth(policy.idle(now).iter().map(|idle| idle.instance), which) {
                         prop_assert!(policy.dismiss(idle, now));
                     }
+                }
+                Step::Rooms(a, b) => {
+                    policy.note_rooms([("a".to_string(), a), ("b".to_string(), b)].into());
+                    policy.tick(now);
                 }
                 Step::Ended(which) => {
                     if let Some(number) = nth(world.there.keys().copied(), which) {
