@@ -1,33 +1,47 @@
 """Kernels in CUDA C, compiled by NVRTC and by nvcc, on the emulated GPU, against NumPy on random inputs."""
 
+import fcntl
+import hashlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from rekindle import Rekindle
+from rekindle import ROOT, Rekindle
 
 KERNELS = Path(__file__).parent / "kernels"
+KEPT = ROOT / ".build/nvcc"
 FAULTS = ("check", "trap", "wild", "misaligned")
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """A folder with every source as PTX from nvcc."""
+def compiled():
+    """A folder with every source as PTX from nvcc, which is compiled once: processes that run tests wait for each other."""
     import nvidia
 
     toolkit = next(path for root in nvidia.__path__ for path in Path(root).glob("cu13"))
-    folder = tmp_path_factory.mktemp("ptx")
+    compiler = (toolkit / "bin/nvcc").stat()
     options = ["-ptx", "-arch=compute_90", "-rdc=true", f"-I{toolkit / 'include'}", f"-I{toolkit / 'include/cccl'}"]
     sources = sorted(KERNELS.glob("*.cu"))
-    running = [
-        subprocess.Popen([toolkit / "bin/nvcc", *options, s, "-o", folder / f"{s.stem}.ptx"], stderr=subprocess.PIPE, text=True) for s in sources
-    ]
+    what = repr((compiler.st_size, compiler.st_mtime_ns, options, [(source.name, source.read_bytes()) for source in sources]))
+    folder = KEPT / hashlib.sha256(what.encode()).hexdigest()
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=KEPT, prefix="draft-") as draft:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            compile_all(toolkit / "bin/nvcc", options, sources, Path(draft, "ptx"))
+            Path(draft, "ptx").rename(folder)
+    return folder
+
+
+def compile_all(nvcc, options, sources, folder):
+    folder.mkdir()
+    running = [subprocess.Popen([nvcc, *options, s, "-o", folder / f"{s.stem}.ptx"], stderr=subprocess.PIPE, text=True) for s in sources]
     for process in running:
         _, problem = process.communicate()
         assert process.returncode == 0, problem
-    return folder
 
 
 def run(rekindle, program, *arguments):
