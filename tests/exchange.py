@@ -21,7 +21,7 @@ class Exchange:
 
     def steps(self):
         try:
-            return int((self.place / "steps").read_text())
+            return int((self.place / "steps").read_text() or 0)
         except FileNotFoundError:
             return 0
 
