@@ -47,13 +47,14 @@ model: ## The ring, in every interleaving that loom can make, and under valgrind
 fuzz: ## Each fuzz target for FUZZ_SECONDS, from its corpus
 	scripts/fuzz $(FUZZ_SECONDS)
 
-lint: setup ## rustfmt, clippy, ruff, mypy, the order of the daemon's folders, tables as the results say
+lint: setup ## rustfmt, clippy, ruff, mypy, the order of the daemon's folders, examples that are tested, tables as the results say
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --config-file python/pyproject.toml
 	scripts/layers
+	scripts/doctests
 	benches/gpu/report --check
 
 soak: build ## Thousands of generations: SOAK="--count 20000 --seed 1 --jobs 16 --out report.json"
