@@ -17,8 +17,8 @@ def rekindle():
         yield one
 
 
-def start(rekindle, name, *options):
-    rekindle("run", "-d", "--share", "us", "--name", name, "--gpu", GPU, *options, "--", sys.executable, PROGRAM)
+def start(rekindle, name, *options, work=()):
+    rekindle("run", "-d", "--share", "us", "--name", name, "--gpu", rekindle.gpu, *options, "--", sys.executable, PROGRAM, *work)
 
 
 def used(rekindle, name):
@@ -128,3 +128,39 @@ def test_green_contexts_of_a_program_are_refused_where_its_context_is_shared(rek
     rekindle.wait(lambda: not rekindle.sandbox("green")["pid"], "its end")
     said = rekindle("logs", "green")
     assert "cuDeviceGetDevResource returned CUDA_ERROR_NOT_SUPPORTED: the multiprocessors cannot be divided" in said
+
+
+def test_those_with_work_have_the_multiprocessors_by_weight(tmp_path):
+    # 16 units of 4, all of which the kernels' 64 blocks show.
+    with Rekindle("emulated:multiprocessors=64,memory=1G") as rekindle:
+        work = {name: tmp_path / name for name in ("light", "heavy")}
+        for (name, file), weight in zip(work.items(), (10, 30), strict=True):
+            file.touch()
+            start(rekindle, name, "--sm-weight", weight, work=[file])
+        has(rekindle, light=16, heavy=48)
+        now = lambda name: rekindle.json("stats", "--no-stream", name)["sandboxes"][0]
+        assert (now("heavy")["sm_weight"], now("heavy")["multiprocessors"]) == (30, 48)
+
+        work["heavy"].unlink()
+        has(rekindle, light=64)
+        assert [now(name)["multiprocessors"] for name in work] == [64, 0]
+        work["heavy"].touch()
+        has(rekindle, light=16, heavy=48)
+
+        # What is said changes at once too, and what is fixed stays with who rests.
+        assert rekindle.json("limits", "heavy", "--sm-most", "50%")["sm_most"] == 50
+        has(rekindle, light=32, heavy=32)
+        work["light"].unlink()
+        has(rekindle, heavy=32)
+        work["light"].touch()
+        rekindle("limits", "light", "--sm-share", "75%")
+        has(rekindle, light=48, heavy=16)
+        work["light"].unlink()
+        has(rekindle, heavy=32)
+        rekindle("limits", "light", "--sm-weight", "none")
+        has(rekindle, heavy=16)
+        rekindle("limits", "heavy", "--sm-most", "none", "--sm-weight", "none")
+        rekindle("limits", "light", "--sm-share", "none")
+        has(rekindle, heavy=64)
+        with pytest.raises(CommandError, match="expected a most that is not below that"):
+            rekindle("limits", "heavy", "--sm-share", "50%", "--sm-most", "25%")

@@ -63,13 +63,19 @@ def test_parts_of_a_shared_context_are_passed_on_and_checked():
     options = declared.serve_options()
     for option, value in (("--share", "us"), ("--link-weight", "30"), ("--sm-share", "25"), ("--share-memory", "lazy")):
         assert options[options.index(option) + 1] == value
+    flexible = Limits.declared({"share": "us", "sm_share": 10, "sm_weight": 30, "sm_most": 50}, "f").serve_options()
+    assert words(flexible, "--sm-share", "--sm-weight", "--sm-most") == ("10", "30", "50")
     # What an earlier deployment said is over.
+    assert words(Limits.declared({"share": "us"}, "f").serve_options(), "--sm-weight", "--sm-most") == ("none", "none")
     assert words(Limits.declared({"share": "us"}, "f").serve_options(), "--link-weight", "--sm-share", "--share-memory") == ("10", "none", "eager")
     assert words(Limits.declared({}, "f").serve_options(), "--share", "--link-weight") == ("none", None)
     for wrong, sentence in (
         ({"share": "us", "link_weight": 101}, "link_weight is 101; give a whole number from 1 to 100"),
         ({"share": "us", "sm_share": 0.5}, "sm_share is 0.5; give"),
         ({"sm_share": 25}, "sm_share is for instances that share GPU contexts"),
+        ({"sm_most": 25}, "sm_most is for instances that share GPU contexts"),
+        ({"share": "us", "sm_weight": 0}, "sm_weight is 0; give a whole number from 1 to 100"),
+        ({"share": "us", "sm_share": 50, "sm_most": 25}, "sm_most is 25, and sm_share, which is the least, 50"),
         ({"share": "us", "share_memory": "late"}, "share_memory is 'late'; give 'eager' or 'lazy'"),
         ({"share_memory": "lazy"}, "share_memory is for instances that share GPU contexts"),
         ({"link_weight": 1}, r"link_weight is for instances that share GPU contexts; give a name \(share\) too"),

@@ -358,10 +358,10 @@ def test_a_function_that_shares_ends_when_it_is_idle(rekindle, deploy):
 
 def test_a_function_is_deployed_with_a_context_of_its_own_and_with_a_shared_one_again(rekindle, deploy):
     for options, name, portion in (
-        (", share=False", None, (None, None)),
-        (", link_weight=30, sm_share=25", "app:red", (30, 25)),
-        ("", "app:red", (10, None)),
-        (", share=False", None, (None, None)),
+        (", share=False", None, (None, None, None, None)),
+        (", link_weight=30, sm_share=25, sm_weight=20, sm_most=50", "app:red", (30, 25, 20, 50)),
+        ("", "app:red", (10, None, None, None)),
+        (", share=False", None, (None, None, None, None)),
     ):
         (counter,) = counters(deploy, "red", options)
         assert counter.count.remote() > 10
@@ -369,7 +369,7 @@ def test_a_function_is_deployed_with_a_context_of_its_own_and_with_a_shared_one_
         (row,) = newest()
         assert row.get("tenant") == name
         (stats,) = rekindle.json("stats", "--no-stream", row["name"])["sandboxes"]
-        assert (stats["link_weight"], stats["sm_share"]) == portion
+        assert tuple(stats[part] for part in ("link_weight", "sm_share", "sm_weight", "sm_most")) == portion
 
 
 def test_instances_of_variants_fit_in_one_gpu_context(rekindle, deploy):

@@ -1,5 +1,7 @@
 """Says on which multiprocessors its kernels run, whenever that changes: a line of JSON, by streams and in a graph.
 
+With a path it has work for the GPU while there is a file, without a pause, and rests while there is none.
+
 What comes back from the GPU is checked each time: a kernel adds to words that were copied, on streams that wait for each other.
 """
 
@@ -73,8 +75,28 @@ def check(number):
     assert set(words) == {number + 4}, (number, set(words))
 
 
+hold, goes_on = call("cuStreamCreate", 1), pinned(1)
+holds = False
+
+
+def await_work(path):
+    """A stream waits from the begin of the work to its end, so that there is always some."""
+    global holds
+    while not path.exists():
+        goes_on[0] = 1
+        holds = False
+        time.sleep(0.001)
+    if not holds:
+        call("cuStreamSynchronize", hold)
+        goes_on[0] = 0
+        call("cuStreamWaitValue32", hold, ctypes.addressof(goes_on), 1, 0)
+        holds = True
+
+
 said = None
 for number in range(1_000_000):
+    if sys.argv[1:]:
+        await_work(Path(sys.argv[1]))
     check(number)
     used = {name: by_stream(stream) for name, stream in streams.items()} | {"graph": by_graph(streams["own"])}
     if used != said:

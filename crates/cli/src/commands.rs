@@ -119,8 +119,9 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             }
         }
         Command::Limits { name, portion } => {
-            let PortionArguments { link_weight, sm_share } = portion;
-            let request = Request::SetLimits { name: name.clone(), link_weight, sm_share };
+            let PortionArguments { link_weight, sm_share, sm_weight, sm_most } = portion;
+            let request =
+                Request::SetLimits { name: name.clone(), link_weight, sm_share, sm_weight, sm_most };
             let answer = simply_ask(&paths, &request)?;
             printer.print(&answer, || format!("{name} has it from now on"));
         }

@@ -34,6 +34,10 @@ pub struct ServiceRequest {
     pub link_weight: Option<u32>,
     #[serde(default)]
     pub sm_share: Option<u32>,
+    #[serde(default)]
+    pub sm_weight: Option<u32>,
+    #[serde(default)]
+    pub sm_most: Option<u32>,
     /// When what it allocates there gets memory.
     #[serde(default)]
     pub share_memory: Option<ShareMemory>,

@@ -25,7 +25,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -223,11 +223,15 @@ pub struct Portion {
     pub link_weight: u32,
     /// How much of a GPU's multiprocessors are its own, in percent; none: those that are nobody's.
     pub sm_share: Option<u32>,
+    /// By which it has multiprocessors beyond that, among those that have work.
+    pub sm_weight: Option<u32>,
+    /// The most that it has of them, in percent.
+    pub sm_most: Option<u32>,
 }
 
 impl Default for Portion {
     fn default() -> Portion {
-        Portion { link_weight: DEFAULT_LINK_WEIGHT, sm_share: None }
+        Portion { link_weight: DEFAULT_LINK_WEIGHT, sm_share: None, sm_weight: None, sm_most: None }
     }
 }
 
@@ -353,6 +357,9 @@ pub struct Status {
     /// How long copies of its program have waited for their turn there.
     #[serde(default)]
     pub link_waited_us: u64,
+    /// How many multiprocessors its work has there now; 0 while it rests and others may have them.
+    #[serde(default)]
+    pub multiprocessors: u32,
 }
 
 /// What one request needed of one GPU's memory, where that comes at the first use. Launches are numbered from 1 on.

@@ -18,7 +18,7 @@ use crate::hashing::Hasher;
 use crate::image::BlockPool;
 use crate::memory::Regions;
 use crate::pressure::Pressure;
-use crate::shared::{ClientDevice, Common, DivisionMember, LinkSettings, PortionError};
+use crate::shared::{ClientDevice, Common, DivisionMember, LinkSettings, PortionError, Wish};
 
 /// As many as keep both directions of the link busy.
 const COPY_STREAMS: usize = 4;
@@ -171,6 +171,17 @@ impl Gpus {
         }
     }
 
+    /// How many multiprocessors its work has now, of all GPUs together.
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        match &self.source {
+            Source::Own { .. } => 0,
+            Source::Shared { views, .. } => {
+                let views = views.lock().unwrap_or_else(PoisonError::into_inner);
+                views.iter().map(|(_, member)| member.multiprocessors()).sum()
+            }
+        }
+    }
+
     /// How long copies of its program have waited there for their turn.
     pub(crate) fn link_waited(&self) -> Duration {
         self.views().iter().map(|view| view.link_waited()).sum()
@@ -185,9 +196,9 @@ impl Gpus {
         let views = views.lock().unwrap_or_else(PoisonError::into_inner);
         for (number, (view, member)) in views.iter().enumerate() {
             if let Err(problem) =
-                view.bind().map_err(PortionError::Context).and_then(|()| member.set(wanted.sm_share))
+                view.bind().map_err(PortionError::Context).and_then(|()| member.set(wish(&wanted)))
             {
-                views.iter().take(number).for_each(|(_, member)| drop(member.set(portion.sm_share)));
+                views.iter().take(number).for_each(|(_, member)| drop(member.set(wish(&portion))));
                 return Err(problem);
             }
         }
@@ -304,7 +315,7 @@ impl Gpus {
                 }
                 view.set_link_weight(portion.link_weight);
                 let division = common.division(device, &shared.device);
-                let member = division.join(&view, portion.sm_share).map_err(|problem| {
+                let member = division.join(&view, wish(&portion)).map_err(|problem| {
                     log::error!("a client has no place on GPU {device}: {problem}");
                     let _ = refused.set(problem);
                     view.close(Duration::ZERO);
@@ -361,6 +372,11 @@ impl GpuContext {
             view: Some(view),
         })
     }
+}
+
+/// What a client is to have of the multiprocessors.
+fn wish(portion: &Portion) -> Wish {
+    Wish { share: portion.sm_share, weight: portion.sm_weight, most: portion.sm_most }
 }
 
 /// What is hashed behind copies is not to wait for the program's kernels.

@@ -34,6 +34,9 @@ class Limits:
     # What it has of those: by which weight bytes over the link, and how much of the multiprocessors in percent; none: no share.
     link_weight: int | None = None
     sm_share: int | None = None
+    # By which weight it has multiprocessors beyond its share while it has work, and the most in percent; none: no weight, and all.
+    sm_weight: int | None = None
+    sm_most: int | None = None
     # When what it allocates there gets GPU memory: `eager`, at once, or `lazy`, at the first use; none: at once.
     share_memory: str | None = None
     # How many images are taken of it, each with addresses of its own: so many instances fit in one GPU context.
@@ -93,12 +96,16 @@ class Limits:
         if not isinstance(self.base, str | None):
             raise DeclarationError(f"{name}: base is {self.base!r}; give a text or None")
         self.check_gpus(name)
-        for option in ("link_weight", "sm_share"):
+        for option in ("link_weight", "sm_share", "sm_weight", "sm_most"):
             value = getattr(self, option)
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 100:
                 raise DeclarationError(f"{name}: {option} is {value!r}; give a whole number from 1 to 100")
+        if self.sm_share and self.sm_most and self.sm_most < self.sm_share:
+            raise DeclarationError(
+                f"{name}: sm_most is {self.sm_most}, and sm_share, which is the least, {self.sm_share}; give a most that is not below that"
+            )
         if self.share_memory is not None and self.share_memory not in SHARE_MEMORY:
             raise DeclarationError(f"{name}: share_memory is {self.share_memory!r}; give {' or '.join(map(repr, SHARE_MEMORY))}")
         if self.mode not in (None, DRIVER):
@@ -168,6 +175,8 @@ class Limits:
                 "--share": self.share,
                 "--link-weight": self.link_weight or LINK_WEIGHT,
                 "--sm-share": self.sm_share or "none",
+                "--sm-weight": self.sm_weight or "none",
+                "--sm-most": self.sm_most or "none",
                 "--share-memory": self.share_memory or SHARE_MEMORY[0],
             }
         else:

@@ -14,7 +14,7 @@ DRIVER = "driver"
 # What needs Rekindle's worker, besides sharing.
 OF_WORKERS = ("base", "sleep_stages", "sleep_window")
 # What an instance has of the contexts that it shares.
-PARTS = ("link_weight", "sm_share", "share_memory", "variants")
+PARTS = ("link_weight", "sm_share", "sm_weight", "sm_most", "share_memory", "variants")
 
 
 def of_app(app: str) -> str:

@@ -150,6 +150,22 @@ pub struct PortionArguments {
     /// share.
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub sm_share: Option<u32>,
+    /// With --share: by which weight it has multiprocessors while it has work, from 1 to 100; its share is the least then, and
+    /// others have it while this program rests. `none`: it has its share alone.
+    #[arg(long, value_name = "WEIGHT", value_parser = weight)]
+    pub sm_weight: Option<u32>,
+    /// With --share: the most that it has of the multiprocessors, by its weight (10 if none is given), such as 50%. `none`: all.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub sm_most: Option<u32>,
+}
+
+/// 0 for `none`.
+fn weight(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(weight) if (1..=100).contains(&weight) => Ok(weight),
+        _ if text == "none" => Ok(0),
+        _ => Err("expected a weight from 1 to 100, or none".to_string()),
+    }
 }
 
 /// 0 for `none`.
@@ -166,9 +182,9 @@ fn percent(text: &str) -> Result<u32, String> {
 impl LimitArguments {
     pub fn wanted(self) -> Limits {
         let (memory, processors) = (self.memory, self.cpus);
-        let PortionArguments { link_weight, sm_share } = self.portion;
+        let PortionArguments { link_weight, sm_share, sm_weight, sm_most } = self.portion;
         let (share_memory, mend) = (self.memory_at.wanted(), self.mend.map(MendMode::from));
-        Limits { memory, processors, link_weight, sm_share, share_memory, mend }
+        Limits { memory, processors, link_weight, sm_share, sm_weight, sm_most, share_memory, mend }
     }
 }
 

@@ -178,6 +178,8 @@ impl ServiceArguments {
             share: self.share,
             link_weight: self.portion.link_weight,
             sm_share: self.portion.sm_share,
+            sm_weight: self.portion.sm_weight,
+            sm_most: self.portion.sm_most,
             share_memory: self.memory_at.wanted(),
             variants: self.variant,
             level: self.level.map(LevelArgument::wanted),

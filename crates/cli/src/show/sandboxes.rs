@@ -111,7 +111,7 @@ fn used(all: &[Used]) -> String {
         "FROM GPU",
         "WAIT",
         "WEIGHT",
-        "SHARE",
+        "MULTIPROCESSORS",
         "MENDING",
         "BROUGHT BACK",
         "PROCESSES",
@@ -132,7 +132,7 @@ fn used(all: &[Used]) -> String {
             size(stats.from_gpu_bytes),
             known(stats.link_waited_us.map(|waited| format!("{:.1} s", waited as f64 / 1e6))),
             known(stats.link_weight.map(|weight| weight.to_string())),
-            known(stats.sm_share.map(|percent| format!("{percent} %"))),
+            known(multiprocessors(stats)),
             known(stats.mending.as_ref().map(mending)),
             known(stats.recovery.as_ref().map(recovery)),
             stats.processes.to_string(),
@@ -145,6 +145,18 @@ fn used(all: &[Used]) -> String {
 fn first_uses(stats: &Stats) -> Option<String> {
     let (hits, misses) = (stats.pool_hits?, stats.pool_misses?);
     Some(format!("{}, {hits} of {}", bytes(stats.pool_bytes?), hits + misses))
+}
+
+/// How many it has now, and what it is to have: its share, its most, and its weight.
+fn multiprocessors(stats: &Stats) -> Option<String> {
+    let now = stats.multiprocessors.map(|now| now.to_string());
+    let said = [
+        stats.sm_share.map(|percent| format!("{percent} %")),
+        stats.sm_most.map(|percent| format!("at most {percent} %")),
+        stats.sm_weight.map(|weight| format!("weight {weight}")),
+    ];
+    let all: Vec<String> = now.into_iter().chain(said.into_iter().flatten()).collect();
+    Some(all.join(", ")).filter(|all| !all.is_empty())
 }
 
 /// How often it was brought back, and what that has cost.

@@ -192,6 +192,8 @@ mod tests {
         processors: Some(1500),
         link_weight: None,
         sm_share: None,
+        sm_weight: None,
+        sm_most: None,
         share_memory: None,
         mend: None,
     };

@@ -24,10 +24,16 @@ pub enum LifecycleError {
     OwnContext,
 
     #[error(
-        "`--link-weight`, `--sm-share` and `--share-memory` say what a program has of GPU contexts that it shares with \
-         others; say with whose programs it does by `--share TENANT`"
+        "`--link-weight`, `--sm-share`, `--sm-weight`, `--sm-most` and `--share-memory` say what a program has of GPU \
+         contexts that it shares with others; say with whose programs it does by `--share TENANT`"
     )]
     NoPortion,
+
+    #[error(
+        "`--sm-most` is {most} %, and `--sm-share`, which is the least, {share} %; expected a most that is not below that; \
+         change one of them"
+    )]
+    MostBelowShare { share: u32, most: u32 },
 
     #[error(
         "`--mend` keeps a program from seeing the loss of a worker of its own; {why}; leave one of the two away"

@@ -1,4 +1,5 @@
-//! What a program has of GPU contexts that it shares: its weight on the link, and its share of the multiprocessors.
+//! What a program has of GPU contexts that it shares: its weight on the link, and what it has of the
+//! multiprocessors.
 
 use rekindle_protocol::daemon::{Limits, Mode, State};
 use rekindle_protocol::worker::ask;
@@ -14,7 +15,19 @@ pub fn check(limits: &Limits, tenant: Option<&str>, mode: Mode) -> Result<()> {
     if limits.mend.is_some() && mode == Mode::Driver {
         return Err(LifecycleError::NoMending { why: "in driver mode a program has no worker" }.into());
     }
-    if limits.names_portion() && tenant.is_none() { Err(LifecycleError::NoPortion.into()) } else { Ok(()) }
+    if limits.names_portion() && tenant.is_none() {
+        return Err(LifecycleError::NoPortion.into());
+    }
+    check_most(limits)
+}
+
+/// A most below the share would be no most.
+fn check_most(limits: &Limits) -> Result<()> {
+    let portion = limits.portion();
+    match portion.sm_share.zip(portion.sm_most) {
+        Some((share, most)) if most < share => Err(LifecycleError::MostBelowShare { share, most }.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Whether a sandbox can have its share beside what others of its tenant have on its GPU.
@@ -48,17 +61,14 @@ fn check_room_for(daemon: &Daemon, sandbox: &Sandbox, limits: &Limits) -> Result
 }
 
 /// Changes what a program has, while it runs. Its next worker, and its images, have it too.
-pub fn set(
-    daemon: &Daemon,
-    sandbox: &Sandbox,
-    (link_weight, sm_share): (Option<u32>, Option<u32>),
-) -> Result<Value> {
+pub fn set(daemon: &Daemon, sandbox: &Sandbox, wished: Limits) -> Result<Value> {
     let operation = sandbox.begin_settled(State::Running, "given another part of its GPU contexts")?;
     let record = sandbox.record();
     if record.share().is_none() {
         return Err(LifecycleError::NotShared { name: record.name }.into());
     }
-    let limits = Limits { link_weight, sm_share, ..Limits::default() }.or(record.limits);
+    let limits = wished.or(record.limits);
+    check_most(&limits)?;
     check_room_for(daemon, sandbox, &limits)?;
     let portion = limits.portion();
     for worker in sandbox.serving_workers()? {

@@ -40,6 +40,9 @@ impl Sandbox {
             link_waited_us: portion.and_then(|_| sum(|status| status.link_waited_us)),
             link_weight: portion.map(|portion| portion.link_weight),
             sm_share: portion.and_then(|portion| portion.sm_share),
+            sm_weight: portion.and_then(|portion| portion.sm_weight),
+            sm_most: portion.and_then(|portion| portion.sm_most),
+            multiprocessors: portion.and_then(|_| sum(|status| status.multiprocessors.into())),
             mending: self.mending_shown(),
             recovery: record.recovery.as_ref().map(Recovery::shown),
         }

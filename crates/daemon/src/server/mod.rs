@@ -382,8 +382,11 @@ fn answer(
         Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
         Request::Mark { name } => unwritten::mark(&*sandbox(&name)?)?,
         Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
-        Request::SetLimits { name, link_weight, sm_share } => {
-            portions::set(daemon, &*sandbox(&name)?, (link_weight, sm_share))?
+        Request::SetLimits { name, link_weight, sm_share, sm_weight, sm_most } => {
+            let none = rekindle_protocol::daemon::Limits::default();
+            let wished =
+                rekindle_protocol::daemon::Limits { link_weight, sm_share, sm_weight, sm_most, ..none };
+            portions::set(daemon, &*sandbox(&name)?, wished)?
         }
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),

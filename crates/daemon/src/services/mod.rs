@@ -351,6 +351,8 @@ fn source(
     let wished = Limits {
         link_weight: request.link_weight,
         sm_share: request.sm_share,
+        sm_weight: request.sm_weight,
+        sm_most: request.sm_most,
         share_memory: request.share_memory,
         ..Limits::default()
     };

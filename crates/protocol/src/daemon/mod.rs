@@ -156,6 +156,12 @@ pub enum Request {
         link_weight: Option<u32>,
         /// 0: no share.
         sm_share: Option<u32>,
+        /// 0: none.
+        #[serde(default)]
+        sm_weight: Option<u32>,
+        /// 0: all.
+        #[serde(default)]
+        sm_most: Option<u32>,
     },
     /// Gives a program's GPU back while it needs none.
     Sleep {

@@ -29,6 +29,12 @@ pub struct Limits {
     /// There, how much of the multiprocessors are its own, in percent; 0: none, whatever an image says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_share: Option<u32>,
+    /// There, by which weight it has multiprocessors beyond that while it has work; 0: by none, whatever an image says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm_weight: Option<u32>,
+    /// There, the most that it has of them, in percent; 0: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm_most: Option<u32>,
     /// There, when what it allocates gets memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_memory: Option<ShareMemory>,
@@ -49,6 +55,8 @@ impl Limits {
             processors: self.processors.or(others.processors),
             link_weight: self.link_weight.or(others.link_weight),
             sm_share: self.sm_share.or(others.sm_share),
+            sm_weight: self.sm_weight.or(others.sm_weight),
+            sm_most: self.sm_most.or(others.sm_most),
             share_memory: self.share_memory.or(others.share_memory),
             mend: self.mend.or(others.mend),
         }
@@ -59,12 +67,15 @@ impl Limits {
         Portion {
             link_weight: self.link_weight.unwrap_or(DEFAULT_LINK_WEIGHT),
             sm_share: self.sm_share.filter(|percent| *percent > 0),
+            sm_weight: self.sm_weight.filter(|weight| *weight > 0),
+            sm_most: self.sm_most.filter(|percent| *percent > 0),
         }
     }
 
     /// Whether anything is said of contexts that it shares.
     pub fn names_portion(&self) -> bool {
-        self.link_weight.is_some() || self.sm_share.is_some() || self.share_memory.is_some()
+        let compute = [self.sm_share, self.sm_weight, self.sm_most];
+        self.link_weight.is_some() || self.share_memory.is_some() || compute.iter().any(Option::is_some)
     }
 }
 
@@ -214,6 +225,13 @@ pub struct Stats {
     pub link_weight: Option<u32>,
     #[serde(default)]
     pub sm_share: Option<u32>,
+    #[serde(default)]
+    pub sm_weight: Option<u32>,
+    #[serde(default)]
+    pub sm_most: Option<u32>,
+    /// How many multiprocessors its work has there now; 0 while it rests and others may have them.
+    #[serde(default)]
+    pub multiprocessors: Option<u64>,
     /// How it stands with the mending of a lost worker; none if that is not wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mending: Option<Mending>,

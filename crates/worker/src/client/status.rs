@@ -67,6 +67,7 @@ impl Client {
             from_gpu_bytes: self.transferred.from_gpu,
             portion: self.gpus.portion(),
             link_waited_us: self.gpus.link_waited().as_micros() as u64,
+            multiprocessors: self.gpus.multiprocessors(),
         }
     }
 

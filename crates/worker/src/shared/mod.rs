@@ -28,10 +28,11 @@ mod queues;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod work_sign;
 
 pub(crate) use client_device::{ClientDevice, Recycling};
 pub(crate) use common::Common;
-pub(crate) use division::{DivisionMember, PortionError};
+pub(crate) use division::{DivisionMember, PortionError, Wish};
 pub(crate) use health::Health;
 pub use host::serve;
 pub(crate) use piece::Direction;

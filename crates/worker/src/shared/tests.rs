@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rekindle_device::{Access, Copy3D, DEVICE_RANGE, Device, Event, MemorySet, Stream};
+use rekindle_device::{
+    Access, Code, Copy3D, DEVICE_RANGE, Device, Event, Function, Launch, MemorySet, ModuleKind, Stream,
+};
 use rekindle_emulated::Config;
 
 use super::client_device::ClientDevice;
-use super::division::{Division, DivisionMember};
+use super::division::{Division, DivisionMember, Wish};
 use super::link::Link;
 use super::memory_pool::MemoryPool;
 use super::settings::Settings;
@@ -20,6 +22,8 @@ use super::settings::Settings;
 const REGION: usize = 256 << 10;
 const STREAMS: usize = 4;
 const EVENTS: usize = 2;
+/// So many bytes a kernel adds to at most.
+const ADDED: usize = 200;
 /// Addresses of all clients of this process, one after the other.
 static NEXT: AtomicU64 = AtomicU64::new(DEVICE_RANGE.start);
 
@@ -64,8 +68,16 @@ enum Action {
         event: usize,
     },
     /// It has another share of the multiprocessors from now on, if there is room for it.
+    /// By a kernel.
+    Add {
+        stream: usize,
+        at: usize,
+        bytes: usize,
+        value: u8,
+    },
     Share {
-        percent: Option<u32>,
+        share: Option<u32>,
+        weight: Option<u32>,
     },
     Check {
         stream: usize,
@@ -85,19 +97,43 @@ fn action() -> impl Strategy<Value = Action> {
             .prop_map(|(stream, at, bytes)| Action::Down { stream, at, bytes: bytes.min(REGION - at) }),
         3 => (stream.clone(), at, bytes, any::<u8>())
             .prop_map(|(stream, at, bytes, value)| Action::Fill { stream, at, bytes: bytes.min(REGION - at), value }),
+        3 => (stream.clone(), 0..REGION - ADDED, 1..ADDED, any::<u8>())
+            .prop_map(|(stream, at, bytes, value)| Action::Add { stream, at, bytes, value }),
         4 => (stream.clone(), stream.clone(), [event.clone(), event.clone()], any::<bool>())
             .prop_map(|(stream, from, events, destroy)| Action::Take { stream, from, events, destroy }),
         1 => (stream.clone(), event).prop_map(|(stream, event)| Action::Renew { stream, event }),
-        1 => prop::option::of(1u32..50).prop_map(|percent| Action::Share { percent }),
+        1 => (prop::option::of(1u32..50), prop::option::of(1u32..50))
+            .prop_map(|(share, weight)| Action::Share { share, weight }),
         2 => stream.prop_map(|stream| Action::Check { stream }),
         1 => Just(Action::CheckAll),
     ]
 }
 
+/// A thread adds to each byte.
+const ADD: &str = ".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry add(.param .u64 at, .param .u32 value)
+{
+.reg .b32 %i, %a, %value;
+.reg .b64 %at, %offset;
+ld.param.u64 %at, [at];
+ld.param.u32 %value, [value];
+mov.u32 %i, %ctaid.x;
+cvt.u64.u32 %offset, %i;
+add.u64 %at, %at, %offset;
+ld.global.u8 %a, [%at];
+add.u32 %a, %a, %value;
+st.global.u8 [%at], %a;
+ret;
+}
+\0";
+
 /// A client, and what its memory is to be when all that it asked for is done.
 struct Model {
     device: Arc<ClientDevice>,
     member: Option<DivisionMember>,
+    add: Function,
     streams: Vec<Stream>,
     events: Vec<Event>,
     base: u64,
@@ -142,10 +178,14 @@ impl Model {
         let events = (0..EVENTS).map(|_| device.event_create(2).unwrap()).collect();
         let expected = vec![vec![0; REGION]; STREAMS];
         let expected_host = vec![0; STREAMS * REGION];
+        let code = Code::new(ADD.as_bytes().to_vec());
+        let Ok(loaded) = device.module_load(code, ModuleKind::Module, &[]) else { panic!("no kernel") };
+        let add = device.function(loaded.module, "add").unwrap();
         let member = None;
         Model {
             device,
             member,
+            add,
             streams,
             events,
             base,
@@ -202,6 +242,16 @@ impl Model {
                 device.set(&set, self.streams[stream]).unwrap();
                 self.expected[stream][at..at + bytes].fill(value as u8);
             }
+            Action::Add { stream, at, bytes, value } => {
+                let launch = Launch { grid: [bytes as u32, 1, 1], block: [1; 3], ..Launch::default() };
+                let mut parameters = [0; 12];
+                parameters[..8].copy_from_slice(&(self.region(stream) + at as u64).to_le_bytes());
+                parameters[8..].copy_from_slice(&u32::from(value).to_le_bytes());
+                device.launch(self.add, &launch, self.streams[stream], &parameters).unwrap();
+                for byte in &mut self.expected[stream][at..at + bytes] {
+                    *byte = byte.wrapping_add(value);
+                }
+            }
             Action::Take { stream, from, events: [before, behind], destroy } => {
                 let (to, source) = (self.streams[stream], self.streams[from]);
                 device.event_record(self.events[before], source, 0).unwrap();
@@ -222,9 +272,9 @@ impl Model {
                 self.streams[stream] = device.stream_create((stream % 2) as u32, 0).unwrap();
                 device.stream_wait_event(self.streams[stream], self.events[event], 0).unwrap();
             }
-            Action::Share { percent } => {
+            Action::Share { share, weight } => {
                 // One that would leave others nothing is refused.
-                let _ = self.member.as_ref().map(|member| member.set(percent));
+                let _ = self.member.as_ref().map(|member| member.set(Wish { share, weight, most: None }));
             }
             Action::Check { stream } => {
                 let handle = self.streams[stream];
@@ -281,7 +331,7 @@ proptest! {
                 scope.spawn(move || {
                     gpu.bind().unwrap();
                     let mut model = Model::new(gpu, link, number);
-                    model.member = Some(division.join(&model.device, None).unwrap());
+                    model.member = Some(division.join(&model.device, Wish::default()).unwrap());
                     // One ends in the middle, whatever it has under way.
                     let actions = if number == 2 { &actions[..ends.min(actions.len())] } else { &actions[..] };
                     actions.iter().for_each(|action| model.act(action));

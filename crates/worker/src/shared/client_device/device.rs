@@ -326,6 +326,7 @@ impl Device for ClientDevice {
 
     fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
         self.computes.launches(&*self.device, launch.grid);
+        self.work_sign.launches();
         self.work(
             stream,
             |device, stream| device.launch(function, launch, stream, parameters),
@@ -432,6 +433,7 @@ impl Device for ClientDevice {
     }
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
         self.computes.launches_widely();
+        self.work_sign.launches();
         self.small_work(stream, move |device, stream| device.graph_launch(exec, stream))
     }
     fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {

@@ -28,6 +28,7 @@ use crate::shared::overtake::Computes;
 use crate::shared::owned::Owned;
 use crate::shared::piece::RemainingCopy;
 use crate::shared::piece_cache::PieceCache;
+use crate::shared::work_sign::WorkSign;
 
 pub(crate) use recycling::Recycling;
 
@@ -42,6 +43,7 @@ pub(crate) struct ClientDevice {
     lanes: Arc<Lanes>,
     owned: Arc<Mutex<Owned>>,
     computes: Arc<Computes>,
+    work_sign: WorkSign,
     pieces: Arc<PieceCache>,
     /// Limits that the client has asked for.
     limits: Mutex<Vec<(u32, u64)>>,
@@ -105,6 +107,7 @@ impl ClientDevice {
             lanes: Lanes::new(device.clone(), link, legacy, order, computes.clone()),
             device,
             computes,
+            work_sign: WorkSign::default(),
             pieces,
             owned: Arc::new(Mutex::new(owned)),
             limits: Mutex::default(),
@@ -236,6 +239,26 @@ impl ClientDevice {
         *lock(&self.next_portion) = Some(portion);
         self.moves.store(true, Ordering::SeqCst);
         self.try_move();
+    }
+
+    pub(super) fn work_sign(&self) -> &WorkSign {
+        &self.work_sign
+    }
+
+    /// Whether its streams have nothing to do, and nothing is about to be given to them.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        if self.closing.load(Ordering::SeqCst) || self.is_leaving() {
+            return Ok(true);
+        }
+        // A stream that is captured must not be asked, nor one that is given back: neither begins meanwhile.
+        let Ok(_none) = self.calls.try_write() else { return Ok(false) };
+        let state = self.lanes.state();
+        if state.queues.is_capturing() || !state.queues.is_issued(state.queues.last(), None) {
+            return Ok(false);
+        }
+        drop(state);
+        let streams = self.owned().all_streams();
+        are_done(&*self.device, &streams)
     }
 
     fn try_move(&self) {
