@@ -273,6 +273,8 @@ mod tests {
         );
         assert_eq!(counts(&[at_most(PLAIN, 1), PLAIN]), [Some(1), Some(15)]);
         assert_eq!(counts(&[at_most(weighted(1), 25), at_most(weighted(1), 25)]), [Some(4), Some(4)]);
+        let both = at_least(at_most(weighted(1), 25), 50);
+        assert_eq!(counts(&[both, PLAIN]), [Some(8), Some(8)], "the least counts where the most is below it");
     }
 
     #[test]

@@ -17,7 +17,8 @@ mod tests;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::Thread;
 
 use rekindle_cuda::CuResult;
 use rekindle_device::{Device, Units};
@@ -58,8 +59,6 @@ pub(crate) type MemberId = u64;
 pub(crate) struct Division {
     device: Arc<dyn Device>,
     state: Mutex<State>,
-    /// Raised when a client begins to have work.
-    begun: Condvar,
 }
 
 #[derive(Default)]
@@ -67,8 +66,8 @@ struct State {
     members: BTreeMap<MemberId, Member>,
     last: MemberId,
     portions: Portions,
-    /// A thread looks when work ends.
-    is_watched: bool,
+    /// The thread that looks when work ends, if there is one.
+    watcher: Option<Thread>,
 }
 
 struct Member {
@@ -96,7 +95,7 @@ pub(crate) struct DivisionMember {
 
 impl Division {
     pub(super) fn new(device: Arc<dyn Device>) -> Arc<Division> {
-        Arc::new(Division { device, state: Mutex::default(), begun: Condvar::new() })
+        Arc::new(Division { device, state: Mutex::default() })
     }
 
     /// Gives a client its share, or what is left. Refused in a sentence if there is no room for it.

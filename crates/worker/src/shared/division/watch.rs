@@ -1,7 +1,7 @@
 //! When a client's work has ended: the driver says so to who asks, and a thread does while anybody has work.
 
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use super::{Division, Member, State, Work};
 
@@ -33,35 +33,14 @@ impl Division {
         if !state.has_work() {
             return;
         }
-        if state.is_watched {
-            self.begun.notify_all();
-            return;
+        if let Some(watcher) = &state.watcher {
+            return watcher.unpark();
         }
-        let division = self.clone();
+        let division = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("division".to_string());
-        match thread.spawn(move || division.look_until_idle()) {
-            Ok(_) => state.is_watched = true,
+        match thread.spawn(move || look_on(&division)) {
+            Ok(watcher) => state.watcher = Some(watcher.thread().clone()),
             Err(error) => log::error!("it is not seen when clients have no work any more: {error}"),
-        }
-    }
-
-    fn look_until_idle(self: Arc<Division>) {
-        let mut state = self.state();
-        loop {
-            if state.has_work() {
-                drop(state);
-                std::thread::sleep(LOOK);
-                state = self.state();
-                self.look(&mut state);
-                continue;
-            }
-            let waited = self.begun.wait_timeout(state, LINGER);
-            let (now, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            state = now;
-            if timeout.timed_out() && !state.has_work() {
-                state.is_watched = false;
-                return;
-            }
         }
     }
 
@@ -78,6 +57,30 @@ impl Division {
         }
         if ended && let Err(problem) = self.divide(state) {
             log::warn!("what a client without work had of the multiprocessors is nobody's yet: {problem}");
+        }
+    }
+}
+
+/// Looks while anybody has work, and waits for that otherwise. The division may end meanwhile.
+fn look_on(division: &Weak<Division>) {
+    let mut last_work = Instant::now();
+    loop {
+        std::thread::sleep(LOOK);
+        let Some(division) = division.upgrade() else { return };
+        let mut state = division.state();
+        if state.has_work() {
+            division.look(&mut state);
+            last_work = Instant::now();
+        }
+        let has_work = state.has_work();
+        if !has_work && last_work.elapsed() > LINGER {
+            state.watcher = None;
+            return;
+        }
+        drop(state);
+        drop(division);
+        if !has_work {
+            std::thread::park_timeout(LINGER);
         }
     }
 }
