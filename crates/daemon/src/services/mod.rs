@@ -356,7 +356,7 @@ fn source(
         share_memory: request.share_memory,
         ..Limits::default()
     };
-    portions::check(&wished, tenant.as_deref(), Mode::Sandbox)?;
+    portions::check(&wished.or(kept_limits), tenant.as_deref(), Mode::Sandbox)?;
     let (gpu, gpus) = places::wanted(name, &metadata, request, kept.map(|record| &record.source))?;
     let data =
         request.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();
