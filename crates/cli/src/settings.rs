@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 43] = [
+static SETTINGS: [Setting; 44] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Path),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Path),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Path),

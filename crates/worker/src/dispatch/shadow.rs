@@ -3,7 +3,6 @@
 use rekindle_protocol::fault;
 
 use super::{Dispatcher, Remote};
-use crate::image::Shadow;
 
 impl Dispatcher {
     /// It is in the image: its memory is given back when that holds nobody up.
