@@ -23,6 +23,8 @@ pub(crate) struct Context {
     /// Streams whose kernels may have printed since the driver last handed out what kernels print.
     pub printing: Vec<Stream>,
     pub meeting: EventJoin,
+    /// What streams get that are made comes after what the first stream of copies has.
+    pub copies_first: bool,
     /// Events behind the work of streams that were destroyed before it was done.
     pub orphans: Vec<Event>,
     /// Limits that the program set.
@@ -56,6 +58,7 @@ impl Context {
             legacy_busy: false,
             printing: Vec::new(),
             meeting: EventJoin::default(),
+            copies_first: false,
             orphans: Vec::new(),
             limits: Vec::new(),
             stack: None,

@@ -14,9 +14,24 @@ use super::{Client, Context, EventJoin, PartObject, StreamObject};
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
 
-/// A new stream begins behind what all are to wait for.
+/// A new stream begins behind what all of its part or device are to wait for.
 pub(super) fn begin_behind(context: &Context, meeting: EventJoin, new: Stream) -> Result<()> {
-    let Some(stream) = meeting.stream.filter(|_| meeting.holds) else { return Ok(()) };
+    match meeting.stream.filter(|_| meeting.holds) {
+        Some(stream) => come_after(context, stream, new),
+        None => Ok(()),
+    }
+}
+
+/// So, and behind a copy that all are to wait for, until that is made.
+pub(super) fn begin_behind_all(context: &mut Context, new: Stream) -> Result<()> {
+    begin_behind(context, context.meeting, new)?;
+    let copies = context.gpu.copies.first().copied().filter(|_| context.copies_first);
+    let Some(copies) = copies else { return Ok(()) };
+    context.copies_first = !context.device.stream_query(copies)?;
+    if context.copies_first { come_after(context, copies, new) } else { Ok(()) }
+}
+
+fn come_after(context: &Context, stream: Stream, new: Stream) -> Result<()> {
     let event = context.device.event_create(super::waiting::SCRATCH_EVENT)?;
     context.device.event_record(event, stream, 0)?;
     context.device.stream_wait_event(new, event, 0)?;
@@ -61,9 +76,9 @@ impl Client {
         }
         let handle = self.on(part.device)?.stream_create_on(part.handle, priority)?;
         self.waiting.assumed.note_work();
-        let context = self.context(part.device)?;
+        let context = self.context_mut(part.device)?;
         begin_behind(context, part.meeting, handle)?;
-        begin_behind(context, context.meeting, handle)?;
+        begin_behind_all(context, handle)?;
         let at = self.next_history();
         let stream = StreamObject {
             device: part.device,
@@ -92,8 +107,16 @@ impl Client {
 
     pub(super) fn wait_in_all(&mut self, request: ContextWait) -> Result<()> {
         let ContextWait { device, part, event } = request;
+        let device = usize::from(device);
         let event = self.events.get(event)?.handle;
-        self.begin_all_behind(usize::from(device), part, event)
+        let mut streams = self.streams_of(device, part)?;
+        streams.push(self.meeting_of(device, part)?);
+        self.hold(device, part, &streams, event)?;
+        match part {
+            Some(part) => self.parts.get_mut(part)?.meeting.holds = true,
+            None => self.context_mut(device)?.meeting.holds = true,
+        }
+        Ok(())
     }
 
     /// Has a stream of this worker's come after all that a device was given by now.
@@ -117,15 +140,20 @@ impl Client {
         Ok(())
     }
 
-    /// Has what streams of a part, or of a device, are given from now on come after an event, and what streams are given that are
-    /// made later.
-    pub(crate) fn begin_all_behind(&mut self, device: usize, part: Option<Id>, event: Event) -> Result<()> {
-        let mut streams = self.streams_of(device, part)?;
+    /// Has all that a device is given from now on come after an event of the stream of copies, in streams too that are made later.
+    pub(crate) fn begin_all_behind(&mut self, device: usize, event: Event) -> Result<()> {
+        let streams = self.streams_of(device, None)?;
+        self.hold(device, None, &streams, event)?;
+        self.context_mut(device)?.copies_first = true;
+        Ok(())
+    }
+
+    /// Has what these streams of a part, or of a device, are given from now on come after an event.
+    fn hold(&mut self, device: usize, part: Option<Id>, streams: &[Stream], event: Event) -> Result<()> {
         self.finish_assumed()?;
         self.waiting.assumed.note_work();
-        streams.push(self.meeting_of(device, part)?);
         for stream in streams {
-            self.on(device)?.stream_wait_event(stream, event, 0)?;
+            self.on(device)?.stream_wait_event(*stream, event, 0)?;
         }
         let with =
             |stream: &&mut StreamObject| stream.device == device && (part.is_none() || stream.part == part);
@@ -134,10 +162,6 @@ impl Client {
             let own = self.threads.iter_mut().filter_map(|thread| thread.streams.get_mut(device)?.as_mut());
             own.for_each(|stream| stream.busy = true);
             self.context_mut(device)?.legacy_busy = true;
-        }
-        match part {
-            Some(part) => self.parts.get_mut(part)?.meeting.holds = true,
-            None => self.context_mut(device)?.meeting.holds = true,
         }
         Ok(())
     }

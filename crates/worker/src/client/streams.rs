@@ -8,7 +8,7 @@ use rekindle_protocol::operation::{
 };
 use serde::Serialize;
 
-use super::parts::begin_behind;
+use super::parts::begin_behind_all;
 use super::{Client, StreamObject};
 
 impl Client {
@@ -64,9 +64,9 @@ impl Client {
         match slot {
             Some(stream) => Ok(stream),
             None => {
-                let context = contexts[device].as_ref().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
+                let context = contexts[device].as_mut().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
                 let handle = context.device.stream_create(0, 0)?;
-                begin_behind(context, context.meeting, handle)?;
+                begin_behind_all(context, handle)?;
                 *history += 1;
                 Ok(slot.insert(StreamObject {
                     device,
@@ -89,8 +89,7 @@ impl Client {
         }
         let handle = self.on(device)?.stream_create(flags, priority)?;
         self.waiting.assumed.note_work();
-        let context = self.context(device)?;
-        begin_behind(context, context.meeting, handle)?;
+        begin_behind_all(self.context_mut(device)?, handle)?;
         let at = self.room_for_stream(device, flags, priority);
         let made = StreamObject { device, flags, priority, handle, busy: false, at, part: None };
         self.streams.insert(id, made)

@@ -108,7 +108,7 @@ impl Copies {
             gpu.event_record(event, stream, 0)?;
             self.under_way.push((*index, event));
             if self.behind {
-                client.begin_all_behind(*index, None, event)?;
+                client.begin_all_behind(*index, event)?;
                 let copied = gpu.event_create(DISABLE_TIMING)?;
                 gpu.event_record(copied, stream, 0)?;
                 client.heap(*index)?.note_copy(copied);
