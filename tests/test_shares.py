@@ -130,6 +130,15 @@ def test_green_contexts_of_a_program_are_refused_where_its_context_is_shared(rek
     assert "cuDeviceGetDevResource returned CUDA_ERROR_NOT_SUPPORTED: the multiprocessors cannot be divided" in said
 
 
+def test_work_that_never_ends_goes_with_the_last_program_of_its_context(rekindle, tmp_path):
+    (tmp_path / "work").touch()
+    start(rekindle, "endless", work=[tmp_path / "work"])
+    assert rekindle.wait_lines("endless", 1)
+    (worker,) = rekindle.sandbox("endless")["workers"]
+    rekindle("kill", "endless")
+    rekindle.wait(lambda: not Path(f"/proc/{worker}").exists(), "the end of its context's process")
+
+
 def test_those_with_work_have_the_multiprocessors_by_weight(tmp_path):
     # 16 units of 4, all of which the kernels' 64 blocks show.
     with Rekindle("emulated:multiprocessors=64,memory=1G") as rekindle:

@@ -124,7 +124,10 @@ impl Host {
         let limit = if self.daemons.load(Ordering::Relaxed) > 0 { limit } else { limit.min(ALONE) };
         // Nobody else is given contexts that have failed.
         let is_needless = self.common.health.is_closed() || clients.idle_since.elapsed() > limit;
-        clients.over |= clients.served.is_empty() && is_needless;
+        // Work of theirs that never ends goes with the process.
+        let have_gone =
+            self.common.health.is_closed() && clients.served.values().all(|link| link.is_leaving());
+        clients.over |= is_needless && (clients.served.is_empty() || have_gone);
         clients.over
     }
 
