@@ -1,10 +1,12 @@
-"""Enqueues long kernels, and does not wait for them: `behind.py DIRECTORY ROUNDS COUNT [KIND]`.
+"""Enqueues long kernels so that there are always some to come, and does not wait for them: `behind.py DIRECTORY ROUNDS [KIND]`.
 
 It prints `enqueued`. When the file `on` is there it goes on in every way that could overtake a copy of its memory, and prints `went
-on`. When `look` is there it waits for the GPU, prints what memory holds, a line for each, and ends. Kinds: `pinned` has the last
-kernel's result copied to pinned memory, `argument` has a kernel write there, `timed` records an event that keeps time behind them.
+on`. When `look` is there it waits for the GPU, prints how many kernels there were and what memory holds, a line for each, and ends.
+Kinds: `pinned` has each kernel's result copied to pinned memory, `argument` has a kernel write it there, `timed` records an event
+that keeps time behind each.
 """
 
+import collections
 import sys
 import time
 from pathlib import Path
@@ -24,6 +26,8 @@ SOURCE = """extern "C" __global__ void step(unsigned *a, int n) {
 extern "C" __global__ void put(unsigned *a, const unsigned *b) { a[threadIdx.x] = b[threadIdx.x]; }
 """
 THREADS = 256
+# So many kernels are enqueued.
+AHEAD = 6
 NAMES = ["new", "legacy", "freed", "mapped"]
 BYTES = 4 << 20
 
@@ -50,28 +54,39 @@ class Mapped:
         call("cuMemUnmap", self.address, BYTES)
 
 
-def main(directory, rounds, count, kind):
+def main(directory, rounds, kind):
     open_device()
     module, buffer = Module(SOURCE), upload(np.zeros(THREADS, np.uint32))
     mapped = Mapped()
     memory = {name: upload(np.full(BYTES // 4, number + 1, np.uint32)) for number, name in enumerate(NAMES[:3])}
     memory["mapped"] = mapped.address
     call("cuMemsetD32", mapped.address, 4, BYTES // 4)
-    pinned, event = call("cuMemHostAlloc", THREADS * 4, 0), call("cuEventCreate", 0)
+    pinned = call("cuMemHostAlloc", THREADS * 4, 0)
     at(pinned, THREADS, np.uint32)[:] = 0
     stream = call("cuStreamCreate", 1)
     call("cuCtxSynchronize")
-    for _ in range(count):
+    count, under_way = 0, collections.deque()
+
+    def enqueue():
         module.step(2, 128, buffer, rounds, stream=stream)
-    if kind == "pinned":
-        call("cuMemcpyDtoHAsync", int(pinned), buffer, THREADS * 4, stream)
-    if kind == "argument":
-        module.put(1, THREADS, np.uint64(int(pinned)), buffer, stream=stream)
-    if kind == "timed":
+        if kind == "pinned":
+            call("cuMemcpyDtoHAsync", int(pinned), buffer, THREADS * 4, stream)
+        if kind == "argument":
+            module.put(1, THREADS, np.uint64(int(pinned)), buffer, stream=stream)
+        event = call("cuEventCreate", 0 if kind == "timed" else 2)
         call("cuEventRecord", event, stream)
-    print("enqueued", flush=True)
+        return event
+
     on, look, went_on = directory / "on", directory / "look", False
     while not look.exists():
+        while under_way and driver.cuEventQuery(under_way[0])[0].value == 0:
+            call("cuEventDestroy", under_way.popleft())
+        if len(under_way) < AHEAD and not went_on:
+            under_way.append(enqueue())
+            count += 1
+            if count == AHEAD:
+                print("enqueued", flush=True)
+            continue
         time.sleep(0.005)
         if went_on or not on.exists():
             continue
@@ -85,6 +100,7 @@ def main(directory, rounds, count, kind):
         print("gave back", flush=True)
         mapped.map()
     call("cuCtxSynchronize")
+    print("count", count, flush=True)
     if kind != "timed":
         print("pinned", *set(at(pinned, THREADS, np.uint32).tolist()), flush=True)
     print("buffer", *set(download(buffer, THREADS, np.uint32).tolist()), flush=True)
@@ -93,4 +109,4 @@ def main(directory, rounds, count, kind):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *(sys.argv[4:] or [""]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *(sys.argv[3:] or [""]))
