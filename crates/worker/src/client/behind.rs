@@ -33,11 +33,11 @@ impl Client {
         if self.writes_host().map_err(failed)? {
             return Ok(Some("its work writes to pinned memory"));
         }
-        if !image::has_room(self).map_err(failed)? {
-            return Ok(Some("there is no room for a copy of all that it has"));
+        if self.awaits_times().map_err(failed)? {
+            return Ok(Some("it is to know when its events happen"));
         }
-        let times = self.awaits_times().map_err(failed)?;
-        Ok(is(times, "it is to know when its events happen"))
+        let has_room = image::has_room(self).map_err(failed)?;
+        Ok(is(!has_room, "there is no room for a copy of all that it has"))
     }
 
     fn has_freed_memory(&self) -> bool {
