@@ -2,8 +2,8 @@
 
 It prints `enqueued`. When the file `on` is there it goes on in every way that could overtake a copy of its memory, and prints `went
 on`. When `look` is there it waits for the GPU, prints how many kernels there were and what memory holds, a line for each, and ends.
-Kinds: `pinned` has each kernel's result copied to pinned memory, `argument` has a kernel write it there, `timed` records an event
-that keeps time behind each.
+Kinds: `pinned` has each kernel's result copied to pinned memory, `argument` has a kernel write it there, `unwritten` has pinned
+memory, `timed` records an event that keeps time behind each.
 """
 
 import collections
@@ -61,8 +61,9 @@ def main(directory, rounds, kind):
     memory = {name: upload(np.full(BYTES // 4, number + 1, np.uint32)) for number, name in enumerate(NAMES[:3])}
     memory["mapped"] = mapped.address
     call("cuMemsetD32", mapped.address, 4, BYTES // 4)
-    pinned = call("cuMemHostAlloc", THREADS * 4, 0)
-    at(pinned, THREADS, np.uint32)[:] = 0
+    pinned = call("cuMemHostAlloc", THREADS * 4, 0) if kind in ("pinned", "argument", "unwritten") else None
+    if pinned:
+        at(pinned, THREADS, np.uint32)[:] = 0
     stream = call("cuStreamCreate", 1)
     call("cuCtxSynchronize")
     count, under_way = 0, collections.deque()
@@ -101,7 +102,7 @@ def main(directory, rounds, kind):
         mapped.map()
     call("cuCtxSynchronize")
     print("count", count, flush=True)
-    if kind != "timed":
+    if pinned:
         print("pinned", *set(at(pinned, THREADS, np.uint32).tolist()), flush=True)
     print("buffer", *set(download(buffer, THREADS, np.uint32).tolist()), flush=True)
     for name, address in memory.items():

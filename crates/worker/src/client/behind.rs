@@ -31,7 +31,7 @@ impl Client {
             return Ok(why);
         }
         if self.writes_host().map_err(failed)? {
-            return Ok(Some("its work writes to pinned memory"));
+            return Ok(Some("its work may write to its pinned memory"));
         }
         if self.awaits_times().map_err(failed)? {
             return Ok(Some("it is to know when its events happen"));

@@ -1,14 +1,19 @@
 //! Work that may write to pinned memory. An image takes that memory while the program stands still, so such work has to end first.
 //!
-//! Known are copies, fills and written values by where they go, and kernels by addresses among their arguments. What a kernel
-//! reaches by addresses in memory alone is not known (the check mode of images compares pinned memory).
+//! A kernel reaches all pinned memory, by whatever address it finds, so a program that has some waits. With `gpu.behind=arguments`
+//! it waits for what is known: copies, fills and written values by where they go, and kernels by addresses among their arguments
+//! (PARALLELGPUOS, section 5). What a kernel reaches by addresses in memory alone is not known then; the check mode of images
+//! compares pinned memory.
 
 use rekindle_device::{Event, Result, Stream};
+use rekindle_protocol::tuning;
 
 use super::Client;
 
 #[derive(Default)]
 pub(crate) struct HostWrites {
+    /// It is looked at what is known.
+    is_followed: bool,
     /// An event behind the last such work of each stream.
     last: Vec<(usize, Stream, Event)>,
     /// There was some behind which there can be no event, since a stream was being captured.
@@ -19,6 +24,10 @@ pub(crate) struct HostWrites {
 }
 
 impl HostWrites {
+    pub(super) fn new() -> HostWrites {
+        HostWrites { is_followed: tuning::is(tuning::BEHIND, "arguments"), ..HostWrites::default() }
+    }
+
     /// There is pinned memory there.
     pub(crate) fn note_pinned(&mut self, address: u64, bytes: u64) {
         (self.start, self.end) = match self.end {
@@ -42,7 +51,7 @@ impl Client {
     /// A stream was given a kernel with these arguments.
     #[inline]
     pub(super) fn note_arguments(&mut self, device: usize, stream: Stream, arguments: &[u8]) -> Result<()> {
-        if self.host_writes.end == 0 {
+        if self.host_writes.end == 0 || !self.host_writes.is_followed {
             return Ok(());
         }
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
@@ -52,12 +61,14 @@ impl Client {
 
     /// A stream was given what writes to this address.
     pub(super) fn note_write_to(&mut self, device: usize, stream: Stream, address: u64) -> Result<()> {
-        if self.is_host(address) { self.note_host_write(device, stream) } else { Ok(()) }
+        let is_written = self.host_writes.is_followed && self.is_host(address);
+        if is_written { self.note_host_write(device, stream) } else { Ok(()) }
     }
 
     /// A stream was given a graph.
     pub(super) fn note_graph(&mut self, device: usize, stream: Stream) -> Result<()> {
-        if self.pinned.is_empty() { Ok(()) } else { self.note_host_write(device, stream) }
+        let may_write = self.host_writes.is_followed && !self.pinned.is_empty();
+        if may_write { self.note_host_write(device, stream) } else { Ok(()) }
     }
 
     fn is_host(&self, address: u64) -> bool {
@@ -82,6 +93,9 @@ impl Client {
 
     /// Whether such work may be under way.
     pub(crate) fn writes_host(&mut self) -> Result<bool> {
+        if !self.host_writes.is_followed {
+            return Ok(!self.pinned.is_empty());
+        }
         for (device, stream, event) in std::mem::take(&mut self.host_writes.last) {
             match self.on(device)?.event_query(event)? {
                 true => self.give_event(device, event),

@@ -216,7 +216,7 @@ impl Client {
             views: Vec::new(),
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
-            host_writes: HostWrites::default(),
+            host_writes: HostWrites::new(),
             mending: None,
             told: HostCopies::default(),
             mended: false,
