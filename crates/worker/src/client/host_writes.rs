@@ -61,8 +61,12 @@ impl Client {
 
     /// A stream was given what writes to this address.
     pub(super) fn note_write_to(&mut self, device: usize, stream: Stream, address: u64) -> Result<()> {
-        let is_written = self.host_writes.is_followed && self.is_host(address);
-        if is_written { self.note_host_write(device, stream) } else { Ok(()) }
+        if self.follows_writes_to(address) { self.note_host_write(device, stream) } else { Ok(()) }
+    }
+
+    /// Whether what writes to this address is to be noted.
+    pub(super) fn follows_writes_to(&self, address: u64) -> bool {
+        self.host_writes.is_followed && self.is_host(address)
     }
 
     /// A stream was given a graph.

@@ -143,6 +143,9 @@ impl Client {
 
     /// What was just issued to a stream writes to this address.
     fn issued_write(&mut self, origin: Origin, (device, stream): (u8, u32), address: u64) -> Result<()> {
+        if !self.follows_writes_to(address) {
+            return Ok(());
+        }
         let (device, stream) = self.stream(origin, device, stream)?;
         self.note_write_to(device, stream, address)
     }

@@ -21,7 +21,7 @@ pub(super) struct QuiesceState {
 pub(crate) enum QuiesceLevel {
     /// All that it asked for has been given to the GPU, which does it without the program.
     Requests,
-    /// So, and what it leaves in memory can be [copied behind it](crate::image::behind).
+    /// So, and what it leaves in memory can be [copied behind it](crate::client::Client::has_to_wait).
     Enqueued,
     /// Nothing is under way.
     Work,
