@@ -243,6 +243,16 @@ def test_an_image_waits_for_work_that_may_write_to_pinned_memory_or_is_timed(kin
         assert lines[1 : len(pinned) + 2] == [*pinned, f"buffer {left(lines)}"]
 
 
+def test_an_image_that_is_checked_does_not_overlook_a_write_to_pinned_memory_by_an_address_in_memory():
+    with Rekindle(REKINDLE_TUNING="gpu.moment=off,gpu.behind=arguments,gpu.shadow=check") as rekindle:
+        place = behind(rekindle, "hidden")
+        with pytest.raises(CommandError, match="has written to pinned memory by addresses that its launches do not name"):
+            rekindle("checkpoint", "behind", "--to", "image", "--leave-running")
+        (place / "look").touch()
+        lines = rekindle.wait_end("behind")
+        assert f"pinned {left(lines)}" in lines, "the program goes on"
+
+
 def test_images_of_enqueued_work_are_what_memory_held():
     with Rekindle(REKINDLE_TUNING="gpu.moment=off,gpu.shadow=check") as rekindle:
         rekindle.run("busy", sys.executable, BUSY, LONG, rekindle.root / "end")

@@ -2,8 +2,8 @@
 
 It prints `enqueued`. When the file `on` is there it goes on in every way that could overtake a copy of its memory, and prints `went
 on`. When `look` is there it waits for the GPU, prints how many kernels there were and what memory holds, a line for each, and ends.
-Kinds: `pinned` has each kernel's result copied to pinned memory, `argument` has a kernel write it there, `unwritten` has pinned
-memory, `timed` records an event that keeps time behind each.
+Kinds: `pinned` has each kernel's result copied to pinned memory, `argument` has a kernel write it there, `hidden` so by an address
+in memory, `unwritten` has pinned memory, `timed` records an event that keeps time behind each.
 """
 
 import collections
@@ -16,16 +16,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
 
 from gpu import Module, at, call, download, driver, open_device, upload  # noqa: E402
+from waits import KERNEL, SOURCE  # noqa: E402
 
-SOURCE = """extern "C" __global__ void step(unsigned *a, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    unsigned x = a[i];
-    for (int k = 0; k < n; ++k) x = x * 3 + 1;
-    a[i] = x;
-}
+PUT = """
 extern "C" __global__ void put(unsigned *a, const unsigned *b) { a[threadIdx.x] = b[threadIdx.x]; }
+extern "C" __global__ void put_there(unsigned **where, const unsigned *b) { (*where)[threadIdx.x] = b[threadIdx.x]; }
 """
-THREADS = 256
+THREADS = KERNEL
 # So many kernels are enqueued.
 AHEAD = 6
 NAMES = ["new", "legacy", "freed", "mapped"]
@@ -56,16 +53,17 @@ class Mapped:
 
 def main(directory, rounds, kind):
     open_device()
-    module, buffer = Module(SOURCE), upload(np.zeros(THREADS, np.uint32))
+    module, buffer = Module(SOURCE + PUT), upload(np.zeros(THREADS, np.uint32))
     mapped = Mapped()
     memory = {name: upload(np.full(BYTES // 4, number + 1, np.uint32)) for number, name in enumerate(NAMES[:3])}
     memory["mapped"] = mapped.address
     call("cuMemsetD32", mapped.address, 4, BYTES // 4)
-    pinned = call("cuMemHostAlloc", THREADS * 4, 0) if kind in ("pinned", "argument", "unwritten") else None
+    pinned = call("cuMemHostAlloc", THREADS * 4, 0) if kind in ("pinned", "argument", "hidden", "unwritten") else None
     if pinned:
         at(pinned, THREADS, np.uint32)[:] = 0
     stream = call("cuStreamCreate", 1)
     call("cuCtxSynchronize")
+    where = upload(np.array([int(pinned or 0)], np.uint64))
     count, under_way = 0, collections.deque()
 
     def enqueue():
@@ -74,6 +72,8 @@ def main(directory, rounds, kind):
             call("cuMemcpyDtoHAsync", int(pinned), buffer, THREADS * 4, stream)
         if kind == "argument":
             module.put(1, THREADS, np.uint64(int(pinned)), buffer, stream=stream)
+        if kind == "hidden":
+            module.put_there(1, THREADS, where, buffer, stream=stream)
         event = call("cuEventCreate", 0 if kind == "timed" else 2)
         call("cuEventRecord", event, stream)
         return event
