@@ -18,12 +18,12 @@ WAYS = {
     "still": {"REKINDLE_TUNING": "cpu.precopy=off,gpu.shadow=off"},
 }
 TRAINED = "gpt2-large-train"
+# One that never waits for its GPU to rest, and how many steps that always has before it.
+TRAINED_AHEAD, AHEAD = "encoder-train", 8
 SERVED = "gpt2-large"
 # Steps before anything is measured, of the rate without images, and between two images.
 WARM, BASE, EVERY = 6, 20, 10
 IMAGES = 5
-# Steps that the GPU always has before it, in a run that does not wait for it.
-AHEAD = 8
 # Each begun as soon as the one before is there.
 WITHOUT_PAUSE = 3
 REQUESTS = 120
@@ -45,14 +45,14 @@ def wait_for_step(rekindle, name, file, count, limit=120):
 
 def training_ahead(rekindle, way, work):
     """As `training`, of a program whose GPU never rests: some steps are always enqueued behind the one that it waits for."""
-    return training(rekindle, way, work, AHEAD)
+    return training(rekindle, way, work, TRAINED_AHEAD, AHEAD)
 
 
-def training(rekindle, way, work, ahead=0):
+def training(rekindle, way, work, program=TRAINED, ahead=0):
     """Images every so many steps: how long each stops the program, what steps lose, and whether the last comes back as it was."""
     label = f"{way.replace(' ', '-')}-{ahead}"
     name, file = f"train-{label}", work / f"train-{label}"
-    rekindle.run(name, *python_program(TRAINED, "--train", file, "--ahead", ahead))
+    rekindle.run(name, *python_program(program, "--train", file, "--ahead", ahead))
     wait_for_step(rekindle, name, file, WARM + BASE)
     base = rows(file)[WARM : WARM + BASE]
     step = (base[-1][1] - base[0][1]) / (len(base) - 1)

@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import os
 import statistics
+import struct
 import sys
 import time
 
@@ -228,6 +229,41 @@ def llm():
 def llm_120():
     """As most servers, it takes what the GPU has for its cache: 92 GB of weights, 27 GB of cache, of which little is used."""
     return language_server(172, 12800)
+
+
+@workload("encoder-train")
+def encoder_train():
+    """Training that asks the GPU for nothing, so that steps are enqueued ahead of it. (In the one above `transformers` waits for the GPU
+    in each step.)"""
+    torch = torch_module()
+    width, heads = 1280, 20
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.between = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+            self.attended, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+            self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            apart = self.attended(self.before(x)).unflatten(-1, (3, heads, -1))
+            query, key, value = apart.permute(2, 0, 3, 1, 4)
+            weights = torch.softmax(query @ key.transpose(-1, -2) / 8, -1)
+            x = x + self.out((weights @ value).transpose(1, 2).flatten(2))
+            return x + self.down(torch.nn.functional.gelu(self.up(self.between(x))))
+
+    model = torch.nn.Sequential(*(Layer() for _ in range(36))).cuda().train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    generator = torch.Generator(device="cuda").manual_seed(1)
+
+    def step(i):
+        loss = model(torch.randn(4, 512, width, device="cuda", generator=generator)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
 
 
 @workload("train-large")
@@ -579,7 +615,8 @@ def train_ahead(step, file, ahead):
         number, result, done = under_way.popleft()
         with torch.cuda.stream(beside):
             done.wait()
-            line = digest(result)
+            # torch copies it to pinned memory.
+            line = digest(struct.pack("f", result.item()))
         with open(file, "a") as lines:
             lines.write(f"{number} {time.time()} {line}\n")
 

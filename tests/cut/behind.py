@@ -1,12 +1,15 @@
 """Enqueues long kernels so that there are always some to come, and does not wait for them: `behind.py DIRECTORY ROUNDS [KIND]`.
 
-It prints `enqueued`. When the file `on` is there it goes on in every way that could overtake a copy of its memory, and prints `went
+It prints `enqueued`. When the file `touch` is there it writes to pinned memory and prints `wrote`. When the file `on` is there it goes on in every way that could overtake a copy of its memory, and prints `went
 on`. When `look` is there it waits for the GPU, prints how many kernels there were and what memory holds, a line for each, and ends.
 Kinds: `pinned` has each kernel's result copied to pinned memory, `argument` has a kernel write it there, `hidden` so by an address
-in memory, `unwritten` has pinned memory, `timed` records an event that keeps time behind each.
+in memory, `unwritten` has pinned memory, `timed` records an event that keeps time behind each, `forked` has it and a child that has it
+mapped too.
 """
 
 import collections
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -58,9 +61,11 @@ def main(directory, rounds, kind):
     memory = {name: upload(np.full(BYTES // 4, number + 1, np.uint32)) for number, name in enumerate(NAMES[:3])}
     memory["mapped"] = mapped.address
     call("cuMemsetD32", mapped.address, 4, BYTES // 4)
-    pinned = call("cuMemHostAlloc", THREADS * 4, 0) if kind in ("pinned", "argument", "hidden", "unwritten") else None
+    pinned = call("cuMemHostAlloc", THREADS * 4, 0) if kind not in ("", "timed") else None
     if pinned:
         at(pinned, THREADS, np.uint32)[:] = 0
+    if kind == "forked" and os.fork() == 0:
+        signal.pause()
     stream = call("cuStreamCreate", 1)
     call("cuCtxSynchronize")
     where = upload(np.array([int(pinned or 0)], np.uint64))
@@ -78,7 +83,7 @@ def main(directory, rounds, kind):
         call("cuEventRecord", event, stream)
         return event
 
-    on, look, went_on = directory / "on", directory / "look", False
+    on, touch, look, went_on = directory / "on", directory / "touch", directory / "look", False
     while not look.exists():
         while under_way and driver.cuEventQuery(under_way[0])[0].value == 0:
             call("cuEventDestroy", under_way.popleft())
@@ -89,6 +94,10 @@ def main(directory, rounds, kind):
                 print("enqueued", flush=True)
             continue
         time.sleep(0.005)
+        if touch.exists():
+            at(pinned, THREADS, np.uint32)[:] = 55
+            touch.unlink()
+            print("wrote", flush=True)
         if went_on or not on.exists():
             continue
         went_on = True

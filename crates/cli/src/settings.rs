@@ -96,7 +96,7 @@ static SETTINGS: [Setting; 44] = [
     switch(tuning::CODE, Kind::Words(&["whole", "pieces"])),
     setting("gpu.link", "REKINDLE_LINK", Kind::Text),
     switch(tuning::SHADOW, Kind::False("off")),
-    switch(tuning::BEHIND, Kind::Words(&["off", "arguments"])),
+    switch(tuning::BEHIND, Kind::Words(&["off"])),
     switch(tuning::MOMENT, Kind::False("off")),
     setting("gpu.hash", "REKINDLE_GPU_HASH", Kind::Words(&["on", "off"])),
     setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Path),

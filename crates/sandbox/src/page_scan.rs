@@ -190,6 +190,28 @@ pub fn protect(pagemap: &File, span: &Range<u64>, written: bool) -> io::Result<V
     scan.all(pagemap)
 }
 
+/// Protects all pages within `span`, also those that are shared with others or not there yet; whether that could be done.
+pub fn protect_all(pagemap: &File, span: &Range<u64>) -> io::Result<bool> {
+    let scan = Scan { flags: PROTECT, category_mask: PROTECTABLE, ..Scan::without(0, span) };
+    Ok(is_whole(&scan.all(pagemap)?, span))
+}
+
+/// Whether nothing has been written to `span` since all of it was protected. A page of which the kernel knows nothing any more may
+/// have been.
+pub fn is_unwritten(pagemap: &File, span: &Range<u64>) -> io::Result<bool> {
+    let scan = Scan {
+        category_mask: PROTECTABLE | WRITTEN,
+        category_inverted: WRITTEN,
+        category_anyof_mask: PRESENT | SWAPPED,
+        ..Scan::without(0, span)
+    };
+    Ok(is_whole(&scan.all(pagemap)?, span))
+}
+
+fn is_whole(found: &[Range<u64>], span: &Range<u64>) -> bool {
+    matches!(found, [one] if one.start <= span.start && span.end <= one.end)
+}
+
 /// The pages of its own that a process has.
 pub fn own(pagemap: &File) -> io::Result<Vec<Range<u64>>> {
     Scan::own(&(0..END)).all(pagemap)
@@ -311,6 +333,47 @@ mod tests {
         memory.0 = moved.cast();
         assert!(within(&memory, unwritten(&pagemap).unwrap()).is_empty());
         memory.write(9);
+    }
+
+    #[test]
+    fn of_shared_memory_it_is_noted_what_is_written_here_and_not_what_is_written_elsewhere() {
+        let Some(protection) = protection() else { return };
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        // SAFETY: a new file, and no name of it is kept.
+        let file = unsafe { libc::memfd_create(c"shared".as_ptr(), libc::MFD_CLOEXEC) };
+        let length = PAGES * PAGE as usize;
+        // SAFETY: the file that was just made.
+        assert_eq!(unsafe { libc::ftruncate(file, length as i64) }, 0);
+        let map = || {
+            // SAFETY: a new mapping, at an address of the kernel's choice.
+            let at = unsafe {
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, file, 0)
+            };
+            assert_ne!(at, libc::MAP_FAILED);
+            Memory(at.cast(), length)
+        };
+        let (here, elsewhere) = (map(), map());
+        here.write(3);
+        assert!(!protect_all(&pagemap, &here.span()).unwrap(), "nothing is covered yet");
+        protection.cover(&here.span()).unwrap();
+        assert!(!is_unwritten(&pagemap, &here.span()).unwrap(), "nothing is protected yet");
+        assert!(protect_all(&pagemap, &here.span()).unwrap());
+        assert!(is_unwritten(&pagemap, &here.span()).unwrap());
+        (0..PAGES).for_each(|page| elsewhere.write(page));
+        assert!(is_unwritten(&pagemap, &here.span()).unwrap());
+        for page in [3, 9] {
+            here.write(page);
+            assert!(!is_unwritten(&pagemap, &here.span()).unwrap(), "page {page}");
+            assert!(protect_all(&pagemap, &here.span()).unwrap());
+            assert!(is_unwritten(&pagemap, &here.span()).unwrap());
+        }
+        // What was written can be gone from the kernel's tables.
+        here.write(5);
+        here.give_back(5);
+        assert!(!is_unwritten(&pagemap, &here.span()).unwrap());
+        // SAFETY: nobody uses it any more.
+        unsafe { libc::close(file) };
     }
 
     #[test]

@@ -24,6 +24,7 @@ const ASYNCHRONOUS: u64 = 1 << 15;
 const WRITES: u64 = 1 << 1;
 const UFFDIO_API: u64 = 0xc018_aa3f;
 const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+const UFFDIO_UNREGISTER: u64 = 0x8010_aa01;
 
 impl Protection {
     /// Of a userfaultfd that nothing was asked of yet; an error where the kernel cannot do it.
@@ -37,6 +38,17 @@ impl Protection {
     pub fn cover(&self, span: &Range<u64>) -> io::Result<()> {
         let mut asked = [span.start, span.end - span.start, WRITES, 0];
         request(&self.0, UFFDIO_REGISTER, asked.as_mut_ptr())
+    }
+
+    /// Has nothing within `span` be protected any more.
+    pub fn uncover(&self, span: &Range<u64>) -> io::Result<()> {
+        let mut asked = [span.start, span.end - span.start];
+        request(&self.0, UFFDIO_UNREGISTER, asked.as_mut_ptr())
+    }
+
+    /// The same one: it protects until both are closed.
+    pub fn try_clone(&self) -> io::Result<Protection> {
+        self.0.try_clone().map(Protection)
     }
 
     /// Whether this kernel can do it.
@@ -57,7 +69,7 @@ impl Protection {
 }
 
 fn request(descriptor: &OwnedFd, number: u64, words: *mut u64) -> io::Result<()> {
-    // SAFETY: `words` are as many as the request reads and writes: three of the interface, four of a range.
+    // SAFETY: `words` are as many as the request reads and writes: three of the interface, four or two of a range.
     match unsafe { libc::ioctl(descriptor.as_raw_fd(), number as _, words) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

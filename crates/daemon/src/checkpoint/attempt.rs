@@ -1,6 +1,7 @@
 //! One attempt: CPU half and GPU half brought to a stand and written side by side, and all undone if that fails.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -123,6 +124,8 @@ pub(super) struct Attempt<'a> {
     pub(super) last_image: Option<&'a Arc<LastImage>>,
     /// What its GPU memory was then.
     pub(super) last_cut: Option<&'a LastCut>,
+    /// Set once the program has written to pinned memory while that was copied behind its work.
+    pub(super) writes_pinned: Option<&'a AtomicBool>,
     /// The page files of that image, if it is of use.
     pub(super) last_links: OnceLock<Links>,
     /// Those page files, and those that it was restored from, once they were opened.
@@ -204,6 +207,7 @@ impl<'a> Attempt<'a> {
         let stood_at = Instant::now();
         let mut standing = self.quiesce()?;
         self.step("quiesced")?;
+        let followed = self.follow_pinned(standing.as_ref(), pre_copy.as_ref())?;
         for barrier in standing.iter_mut().flat_map(Standstill::barriers_mut) {
             let pid = self.client_pid(&barrier.client)?;
             self.timeline.time("detach", || barrier.detach(pid))?;
@@ -250,6 +254,7 @@ impl<'a> Attempt<'a> {
         if self.request.leave_running {
             let (drained, taken) = std::thread::scope(|scope| {
                 let drained = scope.spawn(|| {
+                    self.await_copy(followed)?;
                     self.let_catch_up(GPU, stopped, self.last_cut.and_then(LastCut::new_bytes));
                     self.drain(&draft)
                 });

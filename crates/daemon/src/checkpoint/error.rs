@@ -19,6 +19,11 @@ pub enum CheckpointError {
     InSandbox { pid: i32, name: String },
 
     #[error(
+        "{name} has written to pinned memory while an image of that was made behind its GPU's work; try again, which waits for the GPU"
+    )]
+    PinnedWritten { name: String },
+
+    #[error(
         "no process of {name} uses a GPU, so that there is nothing for the driver to take; `--mode auto` takes its CPU half alone"
     )]
     NoGpuProcess { name: String },

@@ -14,6 +14,7 @@ mod attempt;
 mod error;
 pub mod framework;
 mod gather;
+mod pinned;
 mod pre_copy;
 mod ready;
 mod scratch;
@@ -29,7 +30,7 @@ use rekindle_sandbox::{Cpu, Frozen, Sandbox as CpuHalf, Tree};
 
 use crate::caches::Priority;
 use crate::daemon::Daemon;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::client_library;
 use crate::host::process;
 use crate::images::driver_half;
@@ -121,6 +122,9 @@ pub fn checkpoint(
             {
                 log::info!("a process asked for a GPU meanwhile, so the checkpoint begins again: {error}");
             }
+            Err(error @ Error::Checkpoint(CheckpointError::PinnedWritten { .. })) => {
+                log::info!("the checkpoint begins again: {error}");
+            }
             _ => break (attempt, taken),
         }
     };
@@ -200,6 +204,7 @@ fn attempt<'a>(
         copied_ahead: OnceLock::new(),
         last_image: Some(&sandbox.last_image),
         last_cut: Some(&sandbox.last_cut),
+        writes_pinned: Some(&sandbox.writes_pinned),
         last_links: OnceLock::new(),
         earlier_pages: OnceLock::new(),
         known_files: OnceLock::new(),
@@ -267,6 +272,7 @@ pub fn checkpoint_pid(
         copied_ahead: OnceLock::new(),
         last_image: None,
         last_cut: None,
+        writes_pinned: None,
         last_links: OnceLock::new(),
         earlier_pages: OnceLock::new(),
         known_files: OnceLock::new(),

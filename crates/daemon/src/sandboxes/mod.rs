@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -78,6 +78,8 @@ pub struct Sandbox {
     pub last_image: Arc<LastImage>,
     /// What its GPU memory was then.
     pub last_cut: LastCut,
+    /// Whether it was seen to write to pinned memory while that was copied behind its GPU's work.
+    pub writes_pinned: AtomicBool,
     /// The store that its GPU half goes through from one worker to another.
     pub moving: PathBuf,
     /// The store that its workers write the state of its GPU half to, so that the loss of one can be mended.
@@ -128,6 +130,7 @@ impl Sandbox {
             pages: paths.pages().join(&id),
             last_image: Arc::default(),
             last_cut: LastCut::default(),
+            writes_pinned: AtomicBool::new(false),
             traces: traces::place(&paths.sandboxes(), &id),
             moving: paths.moving(),
             mending: paths.mending(),

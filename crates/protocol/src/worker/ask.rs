@@ -99,11 +99,19 @@ requests! {
     SaveAhead {
         staging: String,
     } => Vec<Phase>;
+    /// Where pinned memory of a client lies that is quiesced: addresses, and bytes. The program writes there as it likes.
+    Pinned {} => Vec<(u64, u64)>;
+    /// From now on, and until `AwaitCopy` is answered, the daemon knows whether the program writes there, so that the `Save` that
+    /// follows may copy it behind the program's work.
+    FollowPinned {} => ();
     /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
     Save {
         staging: String,
         contents: Contents,
     } => Saved;
+    /// After a `Save`, while the program runs: wait for the copy that comes behind the program's work; false if that was done
+    /// before.
+    AwaitCopy {} => bool;
     /// After a `Save` with [`Contents::Shadowed`], whether the program goes on or not: the parts with the contents of GPU
     /// memory, once they are written. Phases begin with that request. Nothing if they were among its own, or are not
     /// `wanted`: the copy is given up then.

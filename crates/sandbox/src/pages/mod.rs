@@ -70,7 +70,7 @@ pub use mark::{CONVERTED, LIVE, MAGIC};
 pub use page_files::PageFiles;
 pub use point::{is_pointed, point};
 pub use populate::populate;
-pub use pre_copy::PreCopy;
+pub use pre_copy::{FollowedMemory, PreCopy};
 pub use process::settle;
 pub use rewrite::{RewriteOptions, rewrite};
 pub use server::{PageServer, ServeError, Served, Wanted, tell_stands};

@@ -19,6 +19,7 @@
 
 mod copied;
 mod devices;
+mod followed;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -30,6 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::baseline::{Baseline, BaselineProcess, Layout, Opened, Placement, bytes, within};
 use super::contents::{Run, read_zero_filled};
 use super::copier::{From, Source};
+use super::remaining::without;
 use crate::error::Result;
 use crate::page_scan;
 use crate::process::{own_bytes, tracer};
@@ -37,6 +39,7 @@ use crate::protection::Protection;
 use crate::sandbox::Sandbox;
 pub use copied::Copied;
 use copied::parts;
+pub use followed::FollowedMemory;
 
 /// The largest of a program's processes, so many at most.
 const MOST_PROCESSES: usize = 16;
@@ -61,6 +64,8 @@ struct WatchedProcess {
     copied: Mutex<Option<Copied>>,
     /// Once it stands still.
     known: Mutex<Option<UnchangedPages>>,
+    /// Memory that is protected and that is not its own, in order.
+    followed: Mutex<Vec<Range<u64>>>,
     protection: Protection,
 }
 
@@ -121,6 +126,7 @@ impl PreCopy {
                 pid,
                 copied: Mutex::new(Some(copied)),
                 known: Mutex::default(),
+                followed: Mutex::default(),
                 protection,
             }))
         });
@@ -213,7 +219,7 @@ impl PreCopy {
         for (host_pid, watched) in &self.processes {
             let copied = watched.copied.lock().unwrap_or_else(PoisonError::into_inner);
             // What could not be asked is asked again.
-            let known = find(*host_pid, copied.as_ref()).ok();
+            let known = watched.find(*host_pid, copied.as_ref()).ok();
             *watched.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
         }
     }
@@ -224,7 +230,11 @@ impl PreCopy {
         let found =
             watched.and_then(|watched| watched.known.lock().unwrap_or_else(PoisonError::into_inner).take());
         let is_found = found.is_some();
-        let known = found.map_or_else(|| find(source.host_pid, copied), Ok)?;
+        let find = || match watched {
+            Some(watched) => watched.find(source.host_pid, copied),
+            None => Ok(UnchangedPages::default()),
+        };
+        let known = found.map_or_else(find, Ok)?;
         if self.is_checked {
             if watched.is_some() && !is_found {
                 return Err(io::Error::other(
@@ -232,7 +242,7 @@ impl PreCopy {
                 ));
             }
             // What was written to since it was looked at, by the kernel for CRIU's sake, CRIU sends.
-            self.check(&find(source.host_pid, copied)?, source, copied)?;
+            self.check(&find()?, source, copied)?;
         }
         Ok(known)
     }
@@ -246,25 +256,29 @@ impl PreCopy {
     }
 }
 
-/// Of the pages that were not written to since they were copied, where each lies.
-fn find(host_pid: i32, copied: Option<&Copied>) -> io::Result<UnchangedPages> {
-    let pagemap = File::open(format!("/proc/{host_pid}/pagemap"))?;
-    let (have, based) = copied.map_or((&[][..], &[][..]), |copied| (&copied.have, &copied.based));
-    let mut known = UnchangedPages::default();
-    for span in page_scan::unwritten(&pagemap)? {
-        for (part, at) in parts(&span, have) {
-            if let Some(at) = at {
-                known.copied.push(Run { memory: part, at });
-                continue;
+impl WatchedProcess {
+    /// Of the pages that were not written to since they were copied, where each lies.
+    fn find(&self, host_pid: i32, copied: Option<&Copied>) -> io::Result<UnchangedPages> {
+        let pagemap = File::open(format!("/proc/{host_pid}/pagemap"))?;
+        let (have, based) = copied.map_or((&[][..], &[][..]), |copied| (&copied.have, &copied.based));
+        let unwritten = page_scan::unwritten(&pagemap)?.into_iter().map(|memory| Run { memory, at: 0 });
+        let followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = UnchangedPages::default();
+        for run in without(&unwritten.collect::<Vec<_>>(), &followed) {
+            for (part, at) in parts(&run.memory, have) {
+                if let Some(at) = at {
+                    known.copied.push(Run { memory: part, at });
+                    continue;
+                }
+                let ours = within(based, &part);
+                let spans: Vec<_> = ours.iter().map(|placement| placement.run.memory.clone()).collect();
+                let rest = without(&[Run { memory: part, at: 0 }], &spans);
+                known.missing.extend(rest.into_iter().map(|run| run.memory));
+                known.based.extend(ours);
             }
-            let ours = within(based, &part);
-            let spans: Vec<_> = ours.iter().map(|placement| placement.run.memory.clone()).collect();
-            let rest = super::remaining::without(&[Run { memory: part, at: 0 }], &spans);
-            known.missing.extend(rest.into_iter().map(|run| run.memory));
-            known.based.extend(ours);
         }
+        Ok(known)
     }
-    Ok(known)
 }
 
 fn compare(run: &Run, source: &Arc<Source>, file: &File) -> io::Result<()> {

@@ -30,14 +30,32 @@ impl Client {
         if why.is_some() {
             return Ok(why);
         }
-        if self.writes_host().map_err(failed)? {
-            return Ok(Some("its work may write to its pinned memory"));
+        let pinned = self.pinned_bytes();
+        let why = None
+            .or_else(|| {
+                is(
+                    pinned > 0 && !self.pinned_is_followed,
+                    "nobody follows what it writes to its pinned memory",
+                )
+            })
+            .or_else(|| is(pinned > image::MOST_PINNED, "it has much pinned memory"));
+        if why.is_some() {
+            return Ok(why);
         }
         if self.awaits_times().map_err(failed)? {
             return Ok(Some("it is to know when its events happen"));
         }
         let has_room = image::has_room(self).map_err(failed)?;
         Ok(is(!has_room, "there is no room for a copy of all that it has"))
+    }
+
+    /// Addresses, and bytes.
+    pub(crate) fn pinned_places(&self) -> Vec<(u64, u64)> {
+        self.pinned.iter().map(|pinned| (pinned.address, pinned.bytes)).collect()
+    }
+
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.pinned.iter().map(|pinned| pinned.bytes).sum()
     }
 
     fn has_freed_memory(&self) -> bool {

@@ -137,8 +137,6 @@ impl Client {
         let exec = self.execs.get(request.exec)?;
         let handle = exec.handle.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         self.context(device)?.device.graph_launch(handle, stream)?;
-        self.note_graph(device, stream)?;
-        let exec = self.execs.get(request.exec)?;
         if self.recordings.is_empty() {
             return Ok(());
         }

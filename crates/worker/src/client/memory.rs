@@ -288,7 +288,6 @@ impl Client {
             CUDA_ERROR_OPERATING_SYSTEM
         })?;
         self.context(device)?.device.host_register(address, bytes)?;
-        self.host_writes.note_pinned(address, bytes);
         self.pinned.push(pinned);
         Ok(())
     }

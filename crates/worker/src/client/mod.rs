@@ -18,7 +18,6 @@ mod graph_changes;
 mod graph_shape;
 mod graphs;
 mod handler;
-mod host_writes;
 mod links;
 mod memory;
 mod modules;
@@ -69,7 +68,6 @@ pub(crate) use context::Context;
 pub(crate) use copy_room::RoomRequest;
 pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
-use host_writes::HostWrites;
 pub(crate) use numbers::{Maker, Missed, renumber};
 pub(crate) use objects::{
     Built, EventJoin, EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject,
@@ -135,8 +133,9 @@ pub(crate) struct Client {
     pub views: Vec<ViewObject>,
     pub virtual_memory: VirtualMemory,
     pub pinned: Vec<Pinned>,
+    /// Whoever takes an image knows what the program writes there from now on, until that is copied.
+    pub pinned_is_followed: bool,
     /// What the GPU may still write there.
-    pub host_writes: HostWrites,
     /// Faults are to be mended, and the program is not to see them.
     pub mending: Option<Mending>,
     /// Copies to the host that are noted where the loss of this worker is to be mended.
@@ -216,7 +215,7 @@ impl Client {
             views: Vec::new(),
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
-            host_writes: HostWrites::new(),
+            pinned_is_followed: false,
             mending: None,
             told: HostCopies::default(),
             mended: false,

@@ -121,7 +121,6 @@ impl Client {
 
     /// Another stream may get this one's handle; it must not inherit what this one freed or printed.
     fn forget_stream(&mut self, device: usize, handle: Stream) {
-        self.host_writes.forget_stream(device, handle);
         let Ok(context) = self.context_mut(device) else { return };
         context.printing.retain(|stream| *stream != handle);
         for (owner, _) in context.freed.iter_mut().filter_map(|freed| freed.pending.as_mut()) {

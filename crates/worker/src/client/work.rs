@@ -56,7 +56,6 @@ impl Client {
             self.fill_bank(device, bank, handle)?;
         }
         self.context(device)?.device.launch(kernel, &launch, handle, parameters)?;
-        self.note_arguments(device, handle, parameters)?;
         self.note(device, handle, |stream| Step::Launch {
             stream,
             function,
@@ -101,7 +100,6 @@ impl Client {
         let (device, stream) = self.enter(origin, device, stream)?;
         let copy = |device: &dyn Device, stream| device.copy(to, from, bytes, stream);
         self.give_copy(device, stream, (to, from, bytes), copy)?;
-        self.note_write_to(device, stream, to)?;
         self.note(device, stream, |stream| Step::Copy { stream, to, from, bytes })?;
         self.count_copy(to, from, bytes);
         Ok(())
@@ -113,7 +111,6 @@ impl Client {
         let bytes = copy.width.saturating_mul(copy.height).saturating_mul(copy.depth);
         let work = |device: &dyn Device, stream| device.copy_3d(&copy, stream);
         self.give_copy(device, stream, (copy.to, copy.from, bytes), work)?;
-        self.note_write_to(device, stream, copy.to)?;
         self.note(device, stream, |stream| Step::CopyStrided { stream, copy })?;
         self.count_copy(copy.to, copy.from, bytes);
         Ok(())
@@ -130,24 +127,14 @@ impl Client {
         }
     }
 
-    pub(super) fn is_pinned(&self, address: u64) -> bool {
+    fn is_pinned(&self, address: u64) -> bool {
         self.pinned.iter().any(|pinned| (pinned.address..pinned.address + pinned.bytes).contains(&address))
     }
 
     pub(super) fn fill(&mut self, origin: Origin, request: SetMemory) -> Result<()> {
         let SetMemory { device, stream, set } = request;
         let work = |device: &dyn Device, stream| device.set(&set, stream);
-        self.issue(origin, device, stream, work, |stream| Step::Set { stream, set })?;
-        self.issued_write(origin, (device, stream), set.address)
-    }
-
-    /// What was just issued to a stream writes to this address.
-    fn issued_write(&mut self, origin: Origin, (device, stream): (u8, u32), address: u64) -> Result<()> {
-        if !self.follows_writes_to(address) {
-            return Ok(());
-        }
-        let (device, stream) = self.stream(origin, device, stream)?;
-        self.note_write_to(device, stream, address)
+        self.issue(origin, device, stream, work, |stream| Step::Set { stream, set })
     }
 
     pub(super) fn await_value(&mut self, origin: Origin, request: WaitValue) -> Result<()> {
@@ -162,8 +149,7 @@ impl Client {
         let WriteValue { device, stream, address, value, width, flags } = request;
         let work = |device: &dyn Device, stream| device.write_value(stream, address, value, width, flags);
         let step = |stream| Step::WriteValue { stream, address, value, width, flags };
-        self.issue(origin, device, stream, work, step)?;
-        self.issued_write(origin, (device, stream), address)
+        self.issue(origin, device, stream, work, step)
     }
 
     pub(super) fn call_host(&mut self, origin: Origin, request: HostCall) -> Result<()> {

@@ -107,6 +107,14 @@ impl Control {
         Ok(names)
     }
 
+    /// Waits for a copy behind the program's work; false if that is none.
+    pub(super) fn await_copy(&self, stream: &UnixStream) -> Result<bool, ControlError> {
+        let behind =
+            self.remote.ask(|dispatcher| dispatcher.client.shadow.as_ref().and_then(Shadow::behind))?;
+        let Some(copies) = behind else { return Ok(false) };
+        Ok(copies.wait(|| !is_closed(stream))?)
+    }
+
     /// Waits until what was shadowed is in the image, if that is still wanted.
     pub(super) fn drain(&mut self, stream: &UnixStream, wanted: bool) -> Result<Saved, ControlError> {
         if !wanted {
@@ -125,9 +133,8 @@ impl Control {
     }
 
     pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Saved, ControlError> {
-        let save = move |dispatcher: &mut Dispatcher, _: &AtomicBool| {
-            image::save_pinned(&dispatcher.client, &staging)
-        };
+        let save =
+            move |dispatcher: &mut Dispatcher, _: &AtomicBool| image::save_pinned(dispatcher, &staging);
         let (parts, phases) = self.work(stream, save)?;
         Ok(Saved { parts, phases, memory: None })
     }

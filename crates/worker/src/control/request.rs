@@ -79,9 +79,18 @@ impl Control {
             Request::SaveAhead(ask::SaveAhead { staging }) => {
                 self.save_ahead(stream, staging.into()).map(answer::<ask::SaveAhead>)
             }
+            Request::Pinned(_) => {
+                let places = |dispatcher: &mut Dispatcher| dispatcher.client.pinned_places();
+                Ok(answer::<ask::Pinned>(self.remote.ask(places)?))
+            }
+            Request::FollowPinned(_) => {
+                self.remote.run(|dispatcher| dispatcher.client.pinned_is_followed = true);
+                Ok(answer::<ask::FollowPinned>(()))
+            }
             Request::Save(ask::Save { staging, contents }) => {
                 self.save(stream, staging.into(), contents).map(answer::<ask::Save>)
             }
+            Request::AwaitCopy(_) => self.await_copy(stream).map(answer::<ask::AwaitCopy>),
             Request::Drain(ask::Drain { wanted }) => self.drain(stream, wanted).map(answer::<ask::Drain>),
             Request::SavePinned(ask::SavePinned { staging }) => {
                 self.save_pinned(stream, staging.into()).map(answer::<ask::SavePinned>)

@@ -143,6 +143,7 @@ impl Dispatcher {
     pub(crate) fn go_on(&mut self) {
         self.stopping = None;
         self.client.hurry_waits(false);
+        self.client.pinned_is_followed = false;
         self.client.ipc.be_found();
         if self.is_leaving() {
             return;

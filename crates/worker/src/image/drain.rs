@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::block::Blocks;
 use super::copy_out;
+use super::enqueued_copies::EnqueuedCopies;
 use super::error::{Error, Result};
 use super::reference::Reference;
 use super::save::describe;
@@ -29,8 +30,8 @@ pub(crate) struct Shadow {
     drain: Arc<Drain>,
     /// Who needs its memory does not wait for its end.
     gives_way: bool,
-    /// The drain ends behind the copy, which is made when the GPU comes to it.
-    comes_behind: bool,
+    /// The copy, where it is made when the GPU comes to it.
+    behind: Option<Arc<EnqueuedCopies>>,
 }
 
 #[derive(Default)]
@@ -80,7 +81,7 @@ impl Shadow {
             drain.end(Err(Error::Io { action: "start", path: "a thread".to_string(), source }));
         }
         let rooms = Arc::new(Mutex::new(Rooms { full: rooms, empty: Vec::new() }));
-        Shadow { rooms, drain, gives_way: false, comes_behind: false }
+        Shadow { rooms, drain, gives_way: false, behind: None }
     }
 
     /// It is ended when somebody needs its memory.
@@ -90,13 +91,13 @@ impl Shadow {
     }
 
     /// Its copy is made behind the program's work.
-    pub(super) fn coming_behind(mut self) -> Shadow {
-        self.comes_behind = true;
+    pub(super) fn coming_behind(mut self, copies: Arc<EnqueuedCopies>) -> Shadow {
+        self.behind = Some(copies);
         self
     }
 
-    pub(crate) fn comes_behind(&self) -> bool {
-        self.comes_behind
+    pub(crate) fn behind(&self) -> Option<Arc<EnqueuedCopies>> {
+        self.behind.clone()
     }
 
     pub(crate) fn drain(&self) -> Arc<Drain> {

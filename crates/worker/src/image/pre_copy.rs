@@ -31,7 +31,7 @@ use super::error::{Error, Result, device};
 use super::hashed::{Hashes, INPUT};
 use super::transfer_path::{self, ProbeResult};
 use super::waves::{Filled, Slot, Wave, fill, waves};
-use super::{LOOK, save_memory};
+use super::{LOOK, pinned, save_memory};
 use crate::client::{Client, Room, RoomRequest};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 
@@ -152,7 +152,7 @@ pub(crate) fn begin(
 
 /// What is to be made for there to be room for a copy of all. Rooms that are too small for that give their memory back.
 pub(crate) fn rooms(client: &mut Client) -> Vec<RoomRequest> {
-    let places = save_memory::places(client);
+    let places = [save_memory::places(client), pinned::places(client)].concat();
     let needs = |index| {
         let (bytes, values) = transfer_path::needed(places.iter(), index);
         (index, if bytes == 0 { 0 } else { bytes + values })

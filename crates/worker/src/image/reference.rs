@@ -19,47 +19,27 @@ use super::contents::{Gpus, PartLocation, Pieces, gpu};
 use super::error::{Error, Result, device};
 use super::progress::Progress;
 use super::shadow::SaveTask;
-use crate::client::Client;
 
 /// By a part's name: the hash of each of its chunks.
 pub(super) struct Reference(HashMap<String, Vec<ContentHash>>);
 
-/// What is to be looked at for one, and what pinned memory holds where the GPU still works.
-pub(super) struct Places {
-    rows: Vec<(PartLocation, String, u64)>,
-    pinned: Vec<ContentHash>,
-}
+/// What is to be looked at for one.
+pub(super) struct Places(Vec<(PartLocation, String, u64)>);
 
 impl Places {
     /// None unless it is wanted. The program stands still.
-    pub(super) fn of(client: &Client, work: &SaveTask) -> Option<Places> {
+    pub(super) fn of(work: &SaveTask) -> Option<Places> {
         let row = |(location, writer): &(PartLocation, PartWriter)| {
             (*location, writer.name().to_string(), writer.chunk_bytes())
         };
-        tuning::is(tuning::SHADOW, "check")
-            .then(|| Places { rows: work.iter().map(row).collect(), pinned: pinned(client) })
+        tuning::is(tuning::SHADOW, "check").then(|| Places(work.iter().map(row).collect()))
     }
-
-    /// Fails, in a sentence, where work of the GPU that an image did not wait for has written to pinned memory.
-    pub(super) fn check_pinned(&self, client: &Client) -> Result<()> {
-        match self.pinned == pinned(client) {
-            true => Ok(()),
-            false => Err(Error::Refused(
-                "the image is not what the program has left: work that the GPU had to do has written to pinned memory by addresses that its launches do not name; with gpu.behind=off an image waits for it".to_string(),
-            )),
-        }
-    }
-}
-
-fn pinned(client: &Client) -> Vec<ContentHash> {
-    // SAFETY: the program stands still, and what a device writes there meanwhile is what is looked for.
-    client.pinned.iter().map(|pinned| ContentHash::of(unsafe { pinned.contents() })).collect()
 }
 
 impl Reference {
     /// The devices have done all that they had to do when the program came to its stand.
     pub(super) fn take(gpus: &Gpus, places: &Places, stop: &AtomicBool) -> Result<Reference> {
-        let work = &places.rows;
+        let Places(work) = places;
         let sizes: Vec<_> = work.iter().map(|(location, ..)| location.bytes).collect();
         let chunk = |number: usize| work[number].2;
         let progress = Progress::new(&sizes, |number, at| at + chunk(number), &[]);

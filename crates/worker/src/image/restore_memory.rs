@@ -191,7 +191,6 @@ pub(super) fn pin(client: &mut Client, state: &State) -> Result<()> {
         let gpu = client.on(row.device).map_err(device("be used"))?;
         gpu.host_register(row.address, row.bytes)
             .map_err(device(format!("pin {} bytes at {:#x}", row.bytes, row.address)))?;
-        client.host_writes.note_pinned(row.address, row.bytes);
         client.pinned.push(pinned);
     }
     Ok(())

@@ -25,7 +25,7 @@ use super::state::{
 };
 use super::timer::Timer;
 use super::{
-    LeftMemory, arrays, contents, copy_out, declared, reference, save_code, save_memory, uncollected,
+    LeftMemory, arrays, contents, copy_out, declared, pinned, reference, save_code, save_memory, uncollected,
 };
 use crate::client::{Body, Client, Context, ModuleObject, PartObject, Recipe, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
@@ -82,7 +82,13 @@ pub(crate) fn save(
     let kept = if contents == Contents::Left { MemoryFate::Left(&mut left) } else { MemoryFate::Saved };
     let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
-    let looked_at = reference::Places::of(client, &plan.work);
+    if behind {
+        match pinned::tasks(client, &staging) {
+            Ok(tasks) => plan.work.extend(tasks),
+            Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
+        }
+    }
+    let looked_at = reference::Places::of(&plan.work);
     let bytes = plan.work.iter().map(|(location, _)| location.bytes).sum();
     let mut reference = None;
     if let Some(places) = looked_at.as_ref().filter(|_| !behind) {
@@ -131,7 +137,6 @@ pub(crate) fn save(
     let saved = saved.and_then(|()| match looked_at.filter(|_| behind) {
         Some(places) => {
             save_memory::wait(client)?;
-            places.check_pinned(client)?;
             reference = Some(Reference::take(&gpus, &places, stop)?);
             timer.lap("reference", bytes);
             Ok(())

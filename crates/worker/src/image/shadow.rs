@@ -14,7 +14,7 @@
 //! checkpoint with enough memory (section 4).
 
 use std::ops::Range;
-use std::time::Duration;
+use std::sync::Arc;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::{Event, Stream};
@@ -23,6 +23,7 @@ use rekindle_store::PartWriter;
 use super::block::{Gpu, Preparing};
 use super::contents::PartLocation;
 use super::drain::{Draining, SaveContext, Shadow};
+use super::enqueued_copies::EnqueuedCopies;
 use super::error::{Result, device};
 use super::hashed::{Hashes, Hashing, taken_by};
 use super::{copy_out, transfer_path};
@@ -30,8 +31,6 @@ use crate::client::{Client, Room};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
-/// How often it is looked whether the GPU has come to a copy.
-const LOOK: Duration = Duration::from_micros(200);
 
 /// What is to be saved, and where it is to go.
 pub(super) type SaveTask = Vec<(PartLocation, PartWriter)>;
@@ -164,11 +163,17 @@ impl Copies {
         save: SaveContext,
     ) -> Shadow {
         let Copies { rooms, filled, under_way, work, behind } = self;
+        let gpu = |index: usize| Some(gpus.get(index)?.as_ref()?.device.clone());
+        let enqueued = under_way.into_iter().filter_map(|(index, event)| Some((gpu(index)?, event)));
+        let copies = behind.then(|| Arc::new(EnqueuedCopies::new(enqueued.collect())));
+        let awaited = copies.clone();
         let shadow = Shadow::begin(rooms, move |stop| {
-            let drain = Draining::begin(save)?;
-            // Nobody gives its memory back before the GPU has written there.
-            await_copies(&gpus, &under_way).map_err(device("copy its memory behind the program's work"))?;
-            let drain = if under_way.is_empty() { drain } else { drain.go_on("the program's work") };
+            let mut drain = Draining::begin(save)?;
+            if let Some(copies) = awaited {
+                // Nobody gives its memory back before the GPU has written there.
+                copies.wait(|| true)?;
+                drain = drain.go_on("the program's work");
+            }
             let (mut hashes, mut blocks) = (None, blocks);
             if let Some(preparing) = blocks {
                 let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
@@ -182,21 +187,11 @@ impl Copies {
             let bytes = work.iter().map(|(location, _)| location.bytes).sum();
             Ok((drain.finish(work, bytes, copied)?, blocks))
         });
-        if behind { shadow.coming_behind() } else { shadow }
-    }
-}
-
-/// Waits for copies that came behind the program's work.
-fn await_copies(gpus: &[Option<Gpu>], under_way: &[(usize, Event)]) -> rekindle_device::Result<()> {
-    for (index, event) in under_way {
-        let Some(Gpu { device, .. }) = gpus.get(*index).and_then(Option::as_ref) else { continue };
-        device.bind()?;
-        while !device.event_query(*event)? {
-            std::thread::sleep(LOOK);
+        match copies {
+            Some(copies) => shadow.coming_behind(copies),
+            None => shadow,
         }
-        device.event_destroy(*event)?;
     }
-    Ok(())
 }
 
 /// All of what is in use.

@@ -10,7 +10,7 @@ use rekindle_device::Result;
 
 use super::contents::PartLocation;
 use super::hashed::{INPUT, taken_by, values_of};
-use super::save_memory;
+use super::{pinned, save_memory};
 use crate::client::Client;
 
 /// This part of a GPU's memory is left to others by a copy.
@@ -52,9 +52,9 @@ pub(super) fn lack(client: &mut Client, places: &[PartLocation]) -> Result<Optio
     Ok(None)
 }
 
-/// Whether there is room for a copy of all that the client has.
+/// Whether there is room for a copy of all that the client has, of pinned memory too.
 pub(crate) fn has_room(client: &mut Client) -> Result<bool> {
-    let places = save_memory::places(client);
+    let places = [save_memory::places(client), pinned::places(client)].concat();
     Ok(lack(client, &places)?.is_none())
 }
 
