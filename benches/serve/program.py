@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
+import running  # noqa: E402
 import workloads  # noqa: E402
 
 asked = queue.SimpleQueue()
@@ -39,14 +40,14 @@ class Handler(BaseHTTPRequestHandler):
 build, environment = workloads.WORKLOADS[sys.argv[1]]
 os.environ.update(environment)
 step = build()
-for i in range(workloads.WARM_UP):
-    workloads.to_bytes(step(i))
+for i in range(running.WARM_UP):
+    running.to_bytes(step(i))
 server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2]) if len(sys.argv) > 2 else 8000), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 print("listens", flush=True)
 while True:
     done = asked.get()
     try:
-        done.set_result(workloads.digest(step(0)))
+        done.set_result(running.digest(step(0)))
     except Exception as error:
         done.set_exception(error)
