@@ -1,10 +1,12 @@
 """The command line, driven as a user would, on a state directory of its own."""
 
+import contextlib
 import itertools
 import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -17,6 +19,8 @@ BINARIES = Path(os.environ.get("REKINDLE_TEST_BINARIES", ROOT / "target/release"
 
 # How long anything may take that a test waits for, in seconds.
 PATIENCE = 120
+# How long processes may take to end after the daemon.
+END = 10
 
 
 def below(*places):
@@ -83,8 +87,74 @@ class Begun:
         return output
 
 
+class ProcessesLeft(AssertionError):
+    """Processes that outlive what they were for."""
+
+
+def processes(*directories):
+    """Command lines, by pid, of those that were started with one of these directories in their environment or on their command line."""
+    names, found = [os.fsencode(directory) for directory in directories], {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (path / "cmdline").read_bytes()
+            words = command + (path / "environ").read_bytes()
+            # What has ended in between has no words any more.
+            if command and path.name != str(os.getpid()) and any(name in words for name in names):
+                found[int(path.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def inside(directory):
+    """Command lines, by pid, of those in mount namespaces of sandboxes with something below this directory; CRIU's processes have no
+    environment by which they could be known."""
+    found, own, name = {}, os.readlink("/proc/self/ns/mnt"), os.fsencode(directory.name)
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(path / "ns/mnt") != own and name in (path / "mountinfo").read_bytes():
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def state_and_parent(pid):
+    """A letter, and a pid."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+
+
+def keeps_a_context(pid, command):
+    """Whether it has a shared context that no program has just now: without a daemon it waits for the next one, and ends."""
+    with contextlib.suppress(OSError):
+        threads = [(path / "comm").read_text() for path in Path(f"/proc/{pid}/task").iterdir()]
+        return " --shared " in command and not any(name.startswith("client ") for name in threads)
+    return False
+
+
+def see_all_end(root, run_root, limit):
+    """Waits until no process of these directories is left, for so many seconds, but for contexts that are kept; those that are left
+    then are ended, and named."""
+    last = time.monotonic() + limit
+    while left := processes(root, run_root) | inside(run_root):
+        kept = [pid for pid, command in left.items() if keeps_a_context(pid, command)]
+        stuck = {pid: command for pid, command in left.items() if pid not in kept}
+        if not stuck or time.monotonic() > last:
+            ended = [end(pid, command) for pid, command in left.items()]
+            if not stuck:
+                return
+            raise ProcessesLeft(f"after {limit} s without a daemon these are left, of {root}: {'; '.join(ended)}")
+        time.sleep(0.05)
+
+
+def end(pid, command):
+    """Has it end, and says what it was."""
+    try:
+        letter, parent = state_and_parent(pid)
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return f"{pid}, which has ended by now ({command})"
+    return f"{pid} ({command}), in state {letter}, child of {parent}"
+
+
 class Rekindle:
-    """`with Rekindle() as r: r("ps")`. Leaves nothing behind. Images lie below `state`, if it is given."""
+    """`with Rekindle() as r: r("ps")`. Leaves nothing behind, and says what would be left. Images lie below `state`, if it is given."""
 
     def __init__(self, gpu="emulated", binaries=None, state=None, **environment):
         self.gpu = gpu
@@ -113,7 +183,7 @@ class Rekindle:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, failure=None, *_):
         # A test that failed may have left them there.
         for mark in list(self.marks.iterdir()):
             self.let_go(mark.name)
@@ -121,8 +191,15 @@ class Rekindle:
         if names:
             self("kill", *names, check=False)
         self("shutdown", check=False)
-        shutil.rmtree(self.root, ignore_errors=True)
-        shutil.rmtree(self.run_root, ignore_errors=True)
+        try:
+            see_all_end(self.root, self.run_root, END)
+        except ProcessesLeft:
+            # Of a test that failed that is no news.
+            if failure is None:
+                raise
+        finally:
+            shutil.rmtree(self.root, ignore_errors=True)
+            shutil.rmtree(self.run_root, ignore_errors=True)
 
     def __call__(self, *arguments, check=True, limit=PATIENCE):
         command = [self.command, *map(str, arguments)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from leaks import campaign
-from leaks.holdings import STEADY, held, processes
-from rekindle import Rekindle
+from leaks.holdings import STEADY, held
+from rekindle import Rekindle, processes
 from test_features import FEATURES
 from test_training import AHEAD, OPTIONS, reference  # noqa: F401
 from training.pace import Pace
@@ -148,7 +148,7 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, resto
             try:
                 rekindle.wait(is_settled, "all to settle")
             except TimeoutError:
-                raise AssertionError(f"this stays: {found}, {processes(rekindle)}") from None
+                raise AssertionError(f"this stays: {found}, {processes(rekindle.root)}") from None
             return found
 
         def more(now):

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from interleavings.machine import daemon
-from leaks.holdings import STEADY, files_of_sandboxes, files_on_disk, held, on_disk, processes
+from leaks.holdings import STEADY, files_of_sandboxes, files_on_disk, held, on_disk
+from rekindle import processes
 
 INSTANCE = Path(__file__).parent / "instance.py"
 # What restores leave once, as what is learned of an image, is there after so many.
@@ -49,7 +50,7 @@ class Campaign:
             self.peak = {
                 "sandboxes": len(running),
                 "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
-                "processes": len(processes(self.rekindle)),
+                "processes": len(processes(self.rekindle.root)),
             }
             self.rekindle("kill", *names[1::2])
             self.go.touch()
@@ -82,7 +83,7 @@ class Campaign:
         except TimeoutError:
             # What stays for so long is left behind, as the report will say.
             if not before:
-                raise AssertionError(f"this stays: {seen[-1]}, {processes(rekindle)}") from None
+                raise AssertionError(f"this stays: {seen[-1]}, {processes(rekindle.root)}") from None
         now, memory = seen[-1]
         return {**now, **on_disk(rekindle), "memory of the daemon": memory}
 

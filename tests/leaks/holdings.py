@@ -1,28 +1,16 @@
 """All that sandboxes could leave behind of a Rekindle: counted."""
 
-import contextlib
 import os
 import stat
 from pathlib import Path
 
 from interleavings.machine import daemon
-from rekindle import below
+from rekindle import below, inside, processes
 
 # What is the same at so many looks one after the other stays so.
 STEADY = 20
 # What is learned of an image, by the first few restores that rest for long enough, and while it is being written.
 ADVICE = {"load-order.json", "first-pages.json", "unwritten.json", "advice.new"}
-
-
-def processes(rekindle):
-    """Of this Rekindle, by what they were started with; the programs in sandboxes are among them."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if str(rekindle.root).encode() in (path / "environ").read_bytes():
-                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    # What has ended in between has no words any more.
-    return {pid: command for pid, command in found.items() if command}
 
 
 def unreaped(parent):
@@ -34,15 +22,6 @@ def unreaped(parent):
         except OSError:
             continue
         found += state == b"Z" and int(above) == parent
-    return found
-
-
-def inside(rekindle):
-    """Processes in mount namespaces of its sandboxes; CRIU's have no environment by which they could be known."""
-    found, own = 0, os.readlink("/proc/self/ns/mnt")
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            found += os.readlink(path / "ns/mnt") != own and rekindle.run_root.name.encode() in (path / "mountinfo").read_bytes()
     return found
 
 
@@ -58,8 +37,8 @@ def held(rekindle):
     return {
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "threads": int(status["Threads"]),
-        "processes": len(processes(rekindle)),
-        "processes in sandboxes": inside(rekindle),
+        "processes": len(processes(rekindle.root)),
+        "processes in sandboxes": len(inside(rekindle.run_root)),
         "unreaped": unreaped(pid),
         "mounts": sum(str(rekindle.root) in line or str(rekindle.run_root) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "files": len(files_of_sandboxes(rekindle)),
