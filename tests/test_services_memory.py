@@ -39,6 +39,10 @@ class Services:
         """An instance may be awake for its request before it is known to be."""
         self.rekindle.wait(lambda: self.stages(*stages) == [*stages.values()], f"{stages}")
 
+    def places(self, name):
+        """Stage and GPU of each instance."""
+        return [(one["stage"], one["gpu"]) for one in self.shown(name)["instances"]]
+
     def used(self):
         return self.rekindle.json("services")["memory"]["used_bytes"].get("emulated", 0)
 
@@ -159,6 +163,47 @@ def test_on_a_full_gpu_the_same_happens_without_a_limit(tmp_path):
         rekindle.wait_lines("large", 1)
         status, _, body = services.ask("a")
         assert status == 503 and b"MB of GPU memory and" in body, body
+
+
+GPUS = ["emulated:0", "emulated:1"]
+
+
+def asleep_on_a_full_gpu(rekindle, *options):
+    """The service `a` on two GPUs, whose instance was asked and sleeps on the first, where `b` stays awake and has the memory."""
+    services = Services(rekindle)
+    for name in "ab":
+        image(rekindle, name, sys.executable, SERVER, name, 8000, SIZE)
+    kept = ("--port", "127.0.0.1:0", "--to", 8000, "--idle", "1h", "--idle-end", "1h")
+    services.serve("a", *kept, *(word for gpu in GPUS for word in ("--gpu", gpu)), "--concurrency", 1, *options)
+    assert services.count("a") == 2
+    services.serve("b", *kept, "--gpu", GPUS[0], "--min", 1, "--max", 1)
+    services.come_to(a="asleep", b="running")
+    assert services.places("a") == [("asleep", GPUS[0])]
+    return services
+
+
+def test_one_that_would_wait_to_be_woken_sleeps_on_while_another_gpu_has_room():
+    with begun(REKINDLE_SERVICE_MEMORY="60M") as rekindle:
+        services = asleep_on_a_full_gpu(rekindle, "--max", 2)
+        assert services.count("a") == 2, "it is another one, from the image"
+        assert services.places("a") == [("asleep", GPUS[0]), ("running", GPUS[1])]
+        # Once there is room it is woken for what the other one cannot take, and has lost nothing.
+        rekindle("unserve", "b", "--now")
+        with ThreadPoolExecutor(1) as threads:
+            busy = services.held(threads, "a")
+            assert services.count("a") == 3
+            services.let_go("a")
+            assert busy.result()[0] == 200
+
+
+def test_what_an_instance_has_of_its_requests_is_not_given_up_for_a_sooner_answer():
+    with begun(REKINDLE_SERVICE_MEMORY="60M") as rekindle:
+        services = asleep_on_a_full_gpu(rekindle, "--max", 1, "--timeout", "300ms")
+        status, _, body = services.ask("a")
+        assert status == 503 and b"GPU memory" in body, body
+        rekindle("unserve", "b", "--now")
+        services.serve("a", "--timeout", "60s")
+        assert services.count("a") == 3 and services.places("a")[0][1] == GPUS[0]
 
 
 def test_a_restore_waits_for_what_a_program_that_has_ended_gives_back(tmp_path):

@@ -366,6 +366,7 @@ impl Service {
         let mut state = self.lock();
         let placed = state.policy.placed().filter(|source| source.gpus.len() > 1).cloned();
         self.note_rooms(&mut state.policy, placed.as_ref());
+        self.note_rooms_to_wake(&mut state.policy);
         event(&mut state, now);
         let actions = state.policy.take();
         let State { policy, history, .. } = &mut *state;

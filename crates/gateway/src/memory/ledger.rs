@@ -127,12 +127,13 @@ impl MemoryLedger {
         self.gpus.values().any(is_short) || self.shares.all().any(|(tenant, _)| has_too_much(tenant))
     }
 
-    /// Whether a new instance would be granted this at once.
+    /// Whether an instance would be granted this at once, or is about to be.
     pub fn has_room(&self, gpu: &str, key: Key, holding: Holding, limit: Option<u64>) -> bool {
-        self.gpus.get(gpu).is_none_or(|gpu| gpu.waiting.is_empty()) && self.fits(gpu, key, holding, limit)
+        let is_next = |gpu: &Gpu| gpu.waiting.front().is_none_or(|first| first.key == key);
+        self.gpus.get(gpu).is_none_or(is_next) && self.fits(gpu, key, holding, limit)
     }
 
-    /// Whether a new instance would be granted this if nobody else waited.
+    /// Whether an instance would be granted this if nobody else waited.
     pub fn fits(&self, gpu: &str, key: Key, holding: Holding, limit: Option<u64>) -> bool {
         let empty = Gpu::default();
         let gpu = self.gpus.get(gpu).unwrap_or(&empty);

@@ -133,8 +133,12 @@ impl Memory {
 
     /// What a further instance of a service finds on its GPU.
     pub(crate) fn room(&self, service: u64, source: &Source) -> Room {
-        let state = self.lock();
-        let (key, gpu) = ((service, u32::MAX), &source.need.gpu);
+        self.room_to_wake((service, u32::MAX), source)
+    }
+
+    /// What an instance finds that sleeps.
+    pub(crate) fn room_to_wake(&self, key: Key, source: &Source) -> Room {
+        let (state, gpu) = (self.lock(), &source.need.gpu);
         let holding = state.claimed(key, source, self.limit);
         if state.ledger.has_room(gpu, key, holding.clone(), self.limit) {
             return Room::AtOnce;

@@ -60,6 +60,10 @@ pub struct Instance {
     pub source: Source,
     /// It waits for the GPU memory that it needs to wake.
     pub wants_to_wake: bool,
+    /// When it began to wait for that last.
+    pub claimed: Instant,
+    /// A request was sent to it, which it may have kept something of.
+    pub was_asked: bool,
     /// It comes for requests' arrays, though others have room for the requests: until then it waits for GPU memory.
     pub welcome_until: Option<Instant>,
 }
@@ -82,6 +86,8 @@ impl Instance {
             has_served: false,
             source,
             wants_to_wake: false,
+            claimed: now,
+            was_asked: false,
             welcome_until: None,
         }
     }

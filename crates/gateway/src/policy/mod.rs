@@ -163,6 +163,8 @@ pub struct Policy {
     avoided: BTreeMap<String, Instant>,
     /// What a further instance finds on the GPUs where it may be.
     rooms: BTreeMap<String, Room>,
+    /// What instances that sleep find to wake.
+    rooms_to_wake: BTreeMap<u32, Room>,
     actions: Vec<Action>,
 }
 
@@ -188,6 +190,7 @@ impl Policy {
             shortage: None,
             avoided: BTreeMap::new(),
             rooms: BTreeMap::new(),
+            rooms_to_wake: BTreeMap::new(),
             actions: Vec::new(),
         }
     }
@@ -409,7 +412,8 @@ impl Policy {
         let stage = if asleep.is_some() { Stage::Asleep } else { Stage::Running };
         let instance = Instance::new(stage, slot, self.generation, source.clone(), now);
         let asleep_since = asleep.map(|_| now);
-        self.add(Instance { retiring: !is_current, level: asleep, asleep_since, ..instance })
+        // Who knows what it was asked.
+        self.add(Instance { retiring: !is_current, level: asleep, asleep_since, was_asked: true, ..instance })
     }
 
     /// What instances of the source need is known better by now.

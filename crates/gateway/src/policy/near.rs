@@ -71,15 +71,15 @@ impl Policy {
         wanted.or_else(|| self.roomiest(source, now)).or_else(|| Some(source.clone()))
     }
 
-    /// Of those that sleep, the one that is woken next.
-    pub(super) fn next_asleep(&self) -> Option<u32> {
+    /// Of those that sleep, the one that is woken next: where the arrays are, else where there is room.
+    pub(super) fn next_asleep(&self, now: Instant) -> Option<u32> {
         let gpu = self.wanted().map(|near| &near.gpu);
         let sleeps = |number: &u32| {
             self.instances.get(number).is_some_and(|one| one.stage == Stage::Asleep && !one.wants_to_wake)
         };
         let near =
             gpu.and_then(|gpu| self.active().find(|number| sleeps(number) && self.is_on(*number, gpu)));
-        near.or_else(|| self.active().find(sleeps))
+        near.or_else(|| self.active().filter(sleeps).min_by_key(|number| self.room_to_wake(*number, now)))
     }
 
     /// A request went elsewhere than to where its arrays lie: has an instance come there for the next ones, if none is there and
@@ -96,14 +96,10 @@ impl Policy {
         let source = self.source.as_ref().and_then(|source| source.on(&near.gpu));
         let number = match (there.iter().copied().find(asleep), source) {
             (Some(number), _) if there.iter().all(asleep) => {
-                self.claim_to_wake(number);
+                self.claim_to_wake(number, now);
                 number
             }
-            (None, Some(source))
-                if there.is_empty()
-                    && self.active().count() < self.plan.max as usize
-                    && self.may_start(now) =>
-            {
+            (None, Some(source)) if there.is_empty() && !self.is_full() && self.may_start(now) => {
                 self.start(source, self.generation, now)
             }
             _ => return,

@@ -143,9 +143,9 @@ impl Policy {
         self.actions.push(Action::Sleep { instance: number, level });
     }
 
-    pub(super) fn claim_to_wake(&mut self, number: u32) {
+    pub(super) fn claim_to_wake(&mut self, number: u32, now: Instant) {
         if let Some(instance) = self.instances.get_mut(&number) {
-            instance.wants_to_wake = true;
+            (instance.wants_to_wake, instance.claimed) = (true, now);
             let source = instance.source.clone();
             self.actions.push(Action::Claim { instance: number, source });
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::instance::Instance;
 use super::near::{Candidate, pick};
 use super::queue::Waiting;
-use super::{Action, Near, Policy, Refusal, SleepStage, Stage, total};
+use super::{Action, Near, Policy, Refusal, Room, SleepStage, Stage, total};
 
 impl Policy {
     /// Does all that is due.
@@ -37,7 +37,7 @@ impl Policy {
             self.queue.take(place);
             if let Some(instance) = self.instances.get_mut(&number) {
                 instance.in_flight += 1;
-                instance.since = now;
+                (instance.since, instance.was_asked) = (now, true);
                 self.actions.push(Action::Send { request: waiting.request, instance: number });
                 let is_there = |near: &Near| instance.source.need.gpu == near.gpu;
                 if let Some(near) = waiting.near.filter(|near| !is_there(near)) {
@@ -60,7 +60,7 @@ impl Policy {
         let other = pick(&others.filter_map(ranked).collect::<Vec<_>>(), concurrency);
         // The one that failed it is asked again if it has to be the only one.
         let same = || {
-            let number = avoid.filter(|_| self.active().count() >= self.plan.max as usize)?;
+            let number = avoid.filter(|_| self.is_full())?;
             let is_alone = self.active().all(|other| other == number);
             self.instances.get_key_value(&number).filter(|_| is_alone).and_then(ranked)
         };
@@ -72,6 +72,11 @@ impl Policy {
         let active =
             self.instances.iter().filter(|(number, one)| one.is_active() && !self.is_candidate(**number));
         active.map(|(number, _)| *number)
+    }
+
+    /// There are as many as may be.
+    pub(super) fn is_full(&self) -> bool {
+        self.active().count() >= self.plan.max as usize
     }
 
     pub(super) fn count(&self, wanted: impl Fn(&Instance) -> bool) -> usize {
@@ -95,13 +100,19 @@ impl Policy {
     }
 
     fn grow(&mut self, now: Instant) {
-        let max = self.plan.max as usize;
         loop {
             let is_wanted = self.is_crowded(0) || self.is_short(0);
-            match self.next_asleep() {
-                // One that wakes is there before one that starts.
-                Some(number) if is_wanted || self.has_more_than_wake(0) => self.claim_to_wake(number),
-                _ if self.needs_further() && self.active().count() < max && self.may_start(now) => {
+            let is_sooner =
+                |number| self.has_more_than_wake(0) && self.room_to_wake(number, now) == Room::AtOnce;
+            match self.next_asleep(now) {
+                // One that wakes is there before one that starts, unless it has to wait.
+                Some(number) if is_wanted || is_sooner(number) => {
+                    match self.instead_of_waking(number, now).filter(|_| self.needs_further()) {
+                        Some(source) => self.start_instead(number, source, now),
+                        None => self.claim_to_wake(number, now),
+                    }
+                }
+                _ if self.needs_further() && !self.is_full() && self.may_start(now) => {
                     let Some(source) = self.next_source(now) else { return };
                     self.start(source, self.generation, now);
                 }

@@ -71,6 +71,13 @@ impl Service {
         policy.note_rooms(source.gpus.iter().filter_map(of).collect());
     }
 
+    /// Has it know what those find where they are that sleep on one of several GPUs.
+    pub(super) fn note_rooms_to_wake(&self, policy: &mut Policy) {
+        let of = |(number, source)| (number, self.memory.room_to_wake(self.key(number), source));
+        let rooms = policy.asleep().map(of).collect();
+        policy.note_rooms_to_wake(rooms);
+    }
+
     /// Looks how much GPU memory instances have that run.
     pub fn measure(&self) {
         if let Some(canary) = self.canary() {

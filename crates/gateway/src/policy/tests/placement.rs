@@ -188,3 +188,103 @@ fn one_that_sleeps_near_is_woken_for_the_next_ones() {
     assert_eq!(scenario.then(), ["2 to 1", "wake 1", "start 2 of one"]);
     assert_eq!(on(&scenario, 2), "a");
 }
+
+/// With an instance on `a` that sleeps, after an answer if it is to have been asked.
+fn asleep(plan: Plan, was_asked: bool) -> Scenario {
+    let mut scenario = scenario(Plan { min: 1, ..plan.clone() });
+    scenario.passes(SECOND).ready(1);
+    if was_asked {
+        scenario.ask(1);
+        scenario.answered(1);
+    }
+    scenario.policy.replan(Plan { min: 0, ..plan }, scenario.now);
+    scenario.passes(SECOND * 10);
+    scenario.policy.slept(1, true, scenario.now);
+    assert!(scenario.then().ends_with(&["sleep 1".to_string()]));
+    assert_eq!(scenario.policy.asleep().map(|(number, _)| number).collect::<Vec<_>>(), [1]);
+    scenario
+}
+
+fn finds_to_wake(scenario: &mut Scenario, room: Room) {
+    scenario.policy.note_rooms_to_wake([(1, room)].into());
+}
+
+#[test]
+fn one_that_would_wait_to_be_woken_sleeps_on_where_another_gpu_has_room() {
+    let mut scenario = asleep(plan(), true);
+    full(&mut scenario, &["a"]);
+    finds_to_wake(&mut scenario, Room::OnceOthersGo);
+    scenario.ask(1);
+    assert_eq!((scenario.then(), on(&scenario, 2)), (vec!["start 2 of one".into()], "b".into()));
+    assert_eq!(scenario.policy.stage(1), Some(Stage::Asleep));
+    assert_eq!(scenario.ready(2).then(), ["2 to 2"]);
+    // It is woken as soon as there is room, for what the other one cannot take.
+    scenario.policy.note_rooms([("b".into(), Room::Never)].into());
+    finds_to_wake(&mut scenario, Room::AtOnce);
+    scenario.ask(2);
+    assert_eq!(scenario.then(), ["3 to 2", "4 to 1", "wake 1"]);
+}
+
+#[test]
+fn of_two_that_sleep_the_one_is_woken_that_need_not_wait() {
+    let mut scenario = scenario(Plan { min: 2, ..plan() });
+    scenario.passes(SECOND).ready(1).ready(2);
+    scenario.policy.replan(plan(), scenario.now);
+    scenario.passes(SECOND * 10);
+    for number in [1, 2] {
+        scenario.policy.slept(number, true, scenario.now);
+    }
+    assert_eq!((on(&scenario, 1), on(&scenario, 2)), ("a".to_string(), "b".to_string()));
+    scenario.then();
+    full(&mut scenario, &["a", "b"]);
+    finds_to_wake(&mut scenario, Room::Never);
+    scenario.ask(1);
+    assert_eq!(scenario.then(), ["1 to 2", "wake 2"]);
+}
+
+#[test]
+fn where_there_may_be_no_more_one_that_was_asked_waits_and_another_one_ends() {
+    for (was_asked, words) in
+        [(true, vec!["claim 1".to_string()]), (false, vec!["end 1".into(), "claim 2".into()])]
+    {
+        let mut scenario = asleep(Plan { max: 1, ..plan() }, was_asked);
+        scenario.has_memory = false;
+        full(&mut scenario, &["a"]);
+        finds_to_wake(&mut scenario, Room::Never);
+        scenario.ask(1);
+        assert_eq!(scenario.then(), words);
+        assert!(scenario.passes(SECOND * 3).then().is_empty());
+        let coming = if was_asked { 1 } else { 2 };
+        assert_eq!(on(&scenario, coming), if was_asked { "a" } else { "b" });
+    }
+}
+
+#[test]
+fn one_that_an_earlier_daemon_had_is_not_given_up() {
+    let mut scenario = scenario(Plan { max: 1, ..plan() });
+    let source = scenario.policy.source().cloned().unwrap();
+    scenario.policy.adopt(1, Some(Level::Host), (&source, true), scenario.now);
+    scenario.has_memory = false;
+    full(&mut scenario, &["a"]);
+    finds_to_wake(&mut scenario, Room::Never);
+    scenario.ask(1);
+    assert_eq!(scenario.then(), ["claim 1"]);
+}
+
+#[test]
+fn one_that_waits_to_be_woken_waits_no_more_once_there_is_room_elsewhere() {
+    let mut scenario = asleep(plan(), true);
+    scenario.has_memory = false;
+    full(&mut scenario, &["a", "b"]);
+    finds_to_wake(&mut scenario, Room::Never);
+    scenario.ask(1);
+    assert_eq!(scenario.then(), ["claim 1"]);
+    assert_eq!(scenario.policy.next_tick(scenario.now), Some(scenario.now + SECOND));
+    scenario.policy.note_rooms([("a".into(), Room::Never), ("b".into(), Room::OnceOthersGo)].into());
+    assert!(scenario.passes(SECOND / 2).then().is_empty(), "it may have its turn yet");
+    assert_eq!(scenario.passes(SECOND / 2).then(), ["withdraw 1", "claim 2"]);
+    assert_eq!((on(&scenario, 2), scenario.policy.stage(1)), ("b".to_string(), Some(Stage::Asleep)));
+    assert!(!scenario.policy.granted(1, scenario.now), "it wants nothing any more");
+    assert!(scenario.policy.granted(2, scenario.now));
+    assert_eq!(scenario.then(), ["start 2 of one"]);
+}

@@ -23,6 +23,8 @@ enum Step {
     Dismiss(usize),
     /// So much room the two GPUs have.
     Rooms(Room, Room),
+    /// So much those find where they are that sleep.
+    RoomsToWake(Room),
     Ended(usize),
     Unreachable(usize),
     Faulted(usize),
@@ -48,6 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::Dismiss),
         6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, well)| Step::Over(which, well)),
         1 => (room(), room()).prop_map(|(a, b)| Step::Rooms(a, b)),
+        1 => room().prop_map(Step::RoomsToWake),
         1 => any::<usize>().prop_map(Step::Ended),
         1 => any::<usize>().prop_map(Step::Unreachable),
         1 => any::<usize>().prop_map(Step::Faulted),
@@ -240,6 +243,11 @@ proptest! {
                 }
                 Step::Rooms(a, b) => {
                     policy.note_rooms([("a".to_string(), a), ("b".to_string(), b)].into());
+                    policy.tick(now);
+                }
+                Step::RoomsToWake(room) => {
+                    let rooms = policy.asleep().map(|(number, _)| (number, room)).collect();
+                    policy.note_rooms_to_wake(rooms);
                     policy.tick(now);
                 }
                 Step::Ended(which) => {
