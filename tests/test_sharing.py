@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from interleavings.machine import daemon, is_alive
-from rekindle import PATIENCE, CommandError
+from rekindle import PATIENCE, CommandError, processes
 from test_services import SERVER, begun
 
 STEPS = Path(__file__).parent / "cut/steps.py"
@@ -345,6 +345,17 @@ def test_instances_of_services_share_and_end_when_they_are_idle():
         for name in ports:
             serve(name, "10ms")
         rekindle.wait(lambda: not served(), "the end of idle instances")
+
+
+def test_a_context_without_programs_ends_soon_after_the_daemon():
+    with begun(REKINDLE_CONTEXT_KEEP="600") as rekindle:
+        programs = Programs(rekindle)
+        programs.start("a")
+        pid = programs.worker("a")
+        rekindle("kill", "a")
+        rekindle("shutdown")
+        assert pid in processes(rekindle.root), "it does not wait for another daemon"
+        rekindle.wait(lambda: not processes(rekindle.root), "the end of the context")
 
 
 @pytest.mark.parametrize(("keep", "is_kept"), [("0", False), ("600", True)])
