@@ -14,6 +14,9 @@ from test_on_demand import SLOW, load, phases, set_environment
 
 WORK = Path(__file__).parent / "mend" / "work.py"
 THREADS = WORK.with_name("threads.py")
+AHEAD = WORK.with_name("ahead.py")
+# How long kernels are of programs that enqueue ahead.
+BRIEF, LONG = 100_000, 1_000_000
 # Mending does not cover CUDA arrays.
 OF_ARRAYS = ["arrays", "surfaces", "textures"]
 KINDS = ["kernels", "uploads", "waits", "lists", "streams", "pinned_memory", "module_globals", "allocates", "graphs"]
@@ -167,6 +170,115 @@ def test_a_worker_is_killed_while_a_base_is_taken(point):
         rekindle.let_go(point)
         program.mended(1)
         program.ends()
+
+
+def test_bases_are_taken_while_the_gpu_works_and_nobody_waits(rekindle):
+    program = Program(rekindle, LONG, "kernels", "pinned", "uploads", file=AHEAD)
+    program.on()
+    before = program.mending()["bases"]
+    rekindle.wait(lambda: program.mending()["bases"] >= before + 6, "six bases")
+    (program.place / "stop").touch()
+    (ok, _, slow) = rekindle.wait_end(program.name)[-1].split()
+    # One that is brought to rest waits for its whole queue, each time. A busy machine makes some wait too.
+    assert ok == "ok" and int(slow) < 3, slow
+
+
+@pytest.mark.parametrize(("seed", "rounds"), [(1, BRIEF), (2, LONG), (3, LONG)])
+def test_workers_are_killed_at_any_moment_of_programs_that_never_rest(rekindle, seed, rounds):
+    # What is freed in stream order is kept, and then the first base waits for the GPU.
+    kinds = [] if rounds == BRIEF else ["kernels", "pinned", "uploads"]
+    program = Program(rekindle, rounds, *kinds, file=AHEAD)
+    moment = random.Random(seed)
+    for _ in range(4):
+        program.goes_on()
+        program.on()
+        time.sleep(moment.uniform(0, 1))
+        program.lose()
+    program.ends()
+
+
+@pytest.mark.parametrize("kind", ["other", "recorded", "frees"])
+def test_what_cannot_come_behind_a_base_waits_and_is_mended(rekindle, kind):
+    program = Program(rekindle, BRIEF, "kernels", kind, file=AHEAD)
+    for _ in range(3):
+        program.goes_on()
+        program.on()
+        before = program.mending()["bases"]
+        rekindle.wait(lambda before=before: program.mending()["bases"] > before, "a base")
+        program.lose()
+    program.ends()
+
+
+@pytest.mark.parametrize("point", ["mend-cut", "mend-copied"])
+def test_a_worker_is_killed_between_a_cut_and_the_epoch_that_begins_there(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        rekindle.let_go(point)
+        program = Program(rekindle, LONG, "kernels", "pinned", "uploads", file=AHEAD)
+        program.goes_on()
+        program.on()
+        for times in range(1, 3):
+            rekindle.hold_again(point)
+            rekindle.reached(point)
+            program.kill()
+            rekindle.let_go(point)
+            program.mended(times)
+        program.ends()
+
+
+@pytest.mark.parametrize("point", ["mend-cut", "mend-copied"])
+def test_a_cut_that_fails_leaves_the_epoch_before(point):
+    with Rekindle(REKINDLE_FAULT=point) as rekindle:
+        program = Program(rekindle, BRIEF, "kernels", "pinned", file=AHEAD)
+        for _ in range(2):
+            program.goes_on()
+            program.on()
+            program.lose()
+        program.ends()
+
+
+SIGNAL = """
+import os, sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, sys.argv[3])
+from gpu import Module, call, open_device, upload
+from ahead import LONG
+open_device()
+module = Module(LONG + 'extern "C" __global__ void wait(volatile unsigned *word) { while (*word == 0); }')
+word, long = upload(np.zeros(64, np.uint32)), upload(np.zeros(128, np.uint32))
+stream, other = (call("cuStreamCreate", 1) for _ in range(2))
+events = [call("cuEventCreate", 2) for _ in range(4)]
+call("cuCtxSynchronize")
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    call("cuMemsetD32Async", word, 0, 1, stream)
+    # A base is due while there is a kernel that waits, and before.
+    for step in range(20):
+        module.step(1, 128, long, int(sys.argv[4]), stream=stream)
+        if step > 4:
+            call("cuEventSynchronize", events[step % 4])
+        call("cuEventRecord", events[step % 4], stream)
+    module.wait(1, 1, word, stream=stream)
+    until = time.monotonic() + 0.7
+    while time.monotonic() < until:
+        call("cuMemGetInfo")
+        time.sleep(0.001)
+    call("cuMemsetD32Async", word, 1, 1, other)
+    began = time.monotonic()
+    call("cuStreamSynchronize", stream)
+    print("waited", round(time.monotonic() - began, 1), flush=True)
+print("ok", flush=True)
+"""
+
+
+def test_a_kernel_that_waits_for_another_stream_gets_what_it_waits_for(rekindle):
+    go = rekindle.root / "go"
+    command = [sys.executable, "-c", SIGNAL, FEATURES, go, WORK.parent, LONG]
+    rekindle("run", "-d", "--mend", "--name", "signal", "--gpu", rekindle.gpu, "--", *command)
+    rekindle.wait_lines("signal", 4)
+    go.touch()
+    lines = rekindle.wait_end("signal")
+    assert lines[0] == "ready" and lines[-1] == "ok", lines
 
 
 @pytest.mark.parametrize("point", ["mend-replaying", "mend-replayed"])

@@ -255,6 +255,11 @@ impl Dispatcher {
             if !self.may_go_on() {
                 return Ok(done);
             }
+            if let Some(mend) = &mut self.mend
+                && !mend.may_go_on(&mut self.client, ring, &record)
+            {
+                return Ok(done);
+            }
             if self.client.is_refused(ring, &record) || !self.has_memory_for(ring, &record) {
                 self.client.operations += 1;
                 self.merge.release(ring, record);

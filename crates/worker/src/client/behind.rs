@@ -7,7 +7,10 @@
 //!                              └ the image is of here ▲ └─ the program's next work waits for the copy
 //! ```
 
+use rekindle_device::{Event, Result as DeviceResult, Stream};
+
 use super::Client;
+use super::events::DISABLE_TIMING;
 use crate::dispatch::DispatchError;
 use crate::image;
 use crate::memory::Mapping;
@@ -56,6 +59,59 @@ impl Client {
 
     pub(crate) fn pinned_bytes(&self) -> u64 {
         self.pinned.iter().map(|pinned| pinned.bytes).sum()
+    }
+
+    /// The stream that a copy of memory can follow while the program goes on, and its device: it has all that is under way, so
+    /// that what comes behind the copy waits for nothing that it would not wait for anyhow. `writes_state`: the state of the GPU
+    /// half is to be written too.
+    pub(crate) fn stream_to_follow(&mut self, writes_state: bool) -> DeviceResult<Option<(usize, Stream)>> {
+        let mut devices = self.open_devices();
+        let (Some(device), None) = (devices.next(), devices.next()) else { return Ok(None) };
+        let takes_part = self.link.has_calls() || self.work_needs_program();
+        if takes_part
+            || !self.waiting.is_plain()
+            || self.lasting_obstacle().is_some()
+            || self.gpus.is_shared()
+            || self.has_unmapped_memory()
+            || writes_state && (self.has_freed_memory() || self.awaits_times()?)
+            || self.loses_globals()
+        {
+            return Ok(None);
+        }
+        Ok(self.only_busy_stream(device)?.map(|stream| (device, stream)))
+    }
+
+    /// Has the device's stream of copies come after all that a stream has.
+    pub(crate) fn follow(&mut self, device: usize, stream: Stream, copies: Stream) -> DeviceResult<()> {
+        self.close_batches();
+        let mark = self.record(device, stream)?;
+        let waited = self.context(device)?.device.stream_wait_event(copies, mark, 0);
+        self.give_event(device, mark);
+        waited
+    }
+
+    /// Has what a stream is given from now on come after an event of the device's stream of copies, where memory is copied that is
+    /// to stay until then.
+    pub(crate) fn go_on_behind(
+        &mut self,
+        device: usize,
+        stream: Stream,
+        (copies, copied): (Stream, Event),
+    ) -> DeviceResult<()> {
+        let gpu = self.context(device)?.device.clone();
+        let kept = gpu.event_create(DISABLE_TIMING)?;
+        gpu.event_record(kept, copies, 0)?;
+        self.heap(device)?.note_copy(kept);
+        gpu.stream_wait_event(stream, copied, 0)?;
+        self.waiting.behind = None;
+        self.waiting.assumed.note_work();
+        let known = self.streams.values_mut().filter(|known| known.device == device);
+        let own = self.threads.iter_mut().filter_map(|thread| thread.streams.get_mut(device)?.as_mut());
+        known.chain(own).filter(|known| known.handle == stream).for_each(|known| known.busy = true);
+        if stream == Stream::LEGACY {
+            self.context_mut(device)?.legacy_busy = true;
+        }
+        Ok(())
     }
 
     fn has_freed_memory(&self) -> bool {

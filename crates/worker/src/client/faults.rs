@@ -78,6 +78,11 @@ impl Client {
         }
     }
 
+    /// Whether a fault has ended its context, of which it was told.
+    pub(crate) fn has_fault(&self) -> bool {
+        self.fault.is_some()
+    }
+
     /// The context that it shares has failed by another client's fault, which is to be mended as one of its own.
     pub(crate) fn loses_context(&mut self, code: CuResult) {
         self.is_to_be_mended(code);

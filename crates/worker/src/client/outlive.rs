@@ -52,9 +52,14 @@ impl Client {
 
     /// What keeps it from coming to rest, or from outliving its context at rest.
     pub(crate) fn obstacle(&self) -> Option<&'static str> {
+        let waits = !self.waiting.is_empty() || self.link.has_calls();
+        waits.then_some("it waits for the GPU").or_else(|| self.lasting_obstacle())
+    }
+
+    /// As [`Client::obstacle`], but for what its GPU has to do.
+    pub(super) fn lasting_obstacle(&self) -> Option<&'static str> {
         let is = |found: bool, what| found.then_some(what);
-        None.or_else(|| is(!self.waiting.is_empty() || self.link.has_calls(), "it waits for the GPU"))
-            .or_else(|| is(!self.recordings.is_empty(), "it is capturing a graph"))
+        None.or_else(|| is(!self.recordings.is_empty(), "it is capturing a graph"))
             .or_else(|| is(!self.data.is_settled(), "data that it declared is being loaded"))
             .or_else(|| is(self.data.problem().is_some(), "it holds data that could not be loaded"))
             .or_else(|| is(self.exchange.is_busy(), "it has arrays that others handed on"))

@@ -75,6 +75,11 @@ impl Waiting {
         self.pending.is_empty()
     }
 
+    /// All that wait do so for the GPU alone: when it has come so far they are answered, and nothing else is done.
+    pub(super) fn is_plain(&self) -> bool {
+        self.pending.iter().all(|pending| pending.gives_way)
+    }
+
     /// Nothing but frees is outstanding.
     pub(crate) fn is_settled(&self) -> bool {
         self.pending.is_empty() && self.transfers == 0
@@ -247,6 +252,13 @@ impl Client {
     /// True when no work is under way on the device.
     pub(crate) fn is_idle(&mut self, device: usize) -> Result<bool> {
         Ok(self.busy_streams(device)?.is_empty() && self.orphans(device)?.is_empty())
+    }
+
+    /// The stream that has all the work that is under way on the device; none if that is several, or none.
+    pub(super) fn only_busy_stream(&mut self, device: usize) -> Result<Option<Stream>> {
+        let busy = self.busy_streams(device)?;
+        let is_all = self.orphans(device)?.is_empty();
+        Ok(busy.first().copied().filter(|_| is_all && busy.len() == 1))
     }
 
     /// Streams with unfinished work, those under capture left out: what they are given does not run yet.

@@ -249,7 +249,7 @@ impl Journal {
     pub(crate) fn begin_anew(&mut self) {
         self.admitted = None;
         let mut end = 0;
-        for (at, bytes, flags) in self.lasting() {
+        for (at, bytes, flags) in self.lasting(self.bytes()) {
             // SAFETY: both lie in what was written, the later place is not behind the earlier one, and they may overlap.
             unsafe { std::ptr::copy(self.base().add(PAGE + at), self.base().add(PAGE + end), bytes) };
             self.keep_entry(end, flags);
@@ -258,21 +258,22 @@ impl Journal {
         self.page().bytes.store(end as u64, Ordering::Release);
     }
 
-    /// Begins with what lasts of another journal, if there is one: from a base on, at this request. False without memory for it.
-    pub(super) fn begin_behind(&mut self, before: Option<&Journal>, next: u64) -> bool {
+    /// Begins with what lasts of another journal up to a place in it, if there is one: from a base on, at this request. False
+    /// without memory for it.
+    pub(super) fn begin_behind(&mut self, before: Option<(&Journal, usize)>, next: u64) -> bool {
         self.admitted = None;
         let page = self.page();
         for word in [&page.bytes, &page.answered, &page.ring, &page.count, &page.settled, &page.based] {
             word.store(0, Ordering::Release);
         }
         page.next.store(next, Ordering::Release);
-        let kept = before.map(Journal::lasting).unwrap_or_default();
+        let kept = before.map(|(before, end)| before.lasting(end)).unwrap_or_default();
         if !self.reserve(PAGE + kept.iter().map(|(_, bytes, _)| bytes).sum::<usize>()) {
             return false;
         }
         let mut end = 0;
         for (at, bytes, flags) in kept {
-            let Some(before) = before else { break };
+            let Some((before, _)) = before else { break };
             // SAFETY: what was written there, and what has memory here; the mappings are two.
             unsafe {
                 std::ptr::copy_nonoverlapping(
@@ -287,6 +288,24 @@ impl Journal {
         self.page().bytes.store(end as u64, Ordering::Release);
         self.page().based.store(end as u64, Ordering::Release);
         self.give_back(PAGE + end + SPARE);
+        true
+    }
+
+    /// Begins with what `lasts` of another journal up to a place in it where an entry begins, and with all entries from there on:
+    /// the base belongs there. `next` is the request that is done next. False without memory for it.
+    pub(super) fn begin_at(&mut self, before: &Journal, at: usize, lasts: bool, next: u64) -> bool {
+        if !self.begin_behind(lasts.then_some((before, at)), next) {
+            return false;
+        }
+        let (based, more) = (self.bytes(), before.bytes().saturating_sub(at));
+        if !self.reserve(PAGE + based + more) {
+            return false;
+        }
+        // SAFETY: what was written there, and what has memory here; the mappings are two.
+        unsafe {
+            std::ptr::copy_nonoverlapping(before.base().add(PAGE + at), self.base().add(PAGE + based), more)
+        };
+        self.page().bytes.store((based + more) as u64, Ordering::Release);
         true
     }
 
@@ -313,16 +332,17 @@ impl Journal {
         self.bytes().saturating_sub(self.based_at())
     }
 
-    /// Entries that last: where each is, how many bytes of it are kept, and with which flags.
-    fn lasting(&self) -> Vec<(usize, usize, u32)> {
+    /// Entries before a place that last: where each is, how many bytes of it are kept, and with which flags.
+    fn lasting(&self, end: usize) -> Vec<(usize, usize, u32)> {
+        let places = || self.places().take_while(|(at, _)| *at < end);
         let mut last = HashMap::new();
-        for (at, entry) in self.places() {
+        for (at, entry) in places() {
             if let Some(lasting) = lasting(&entry) {
                 last.insert(lasting, at);
             }
         }
         let mut kept: Vec<(usize, usize, u32)> = Vec::new();
-        for (at, entry) in self.places() {
+        for (at, entry) in places() {
             let bytes = entry.staged_at + entry.staged.len() - at;
             let flags = entry.flags.0;
             match lasting(&entry) {

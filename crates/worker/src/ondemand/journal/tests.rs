@@ -127,7 +127,7 @@ fn another_journal_begins_with_what_lasts_and_the_one_before_stays() {
     before.push(&kept);
     before.push(&entry(0, 3, 1));
     before.done(1, None);
-    assert!(after.begin_behind(Some(&before), 2));
+    assert!(after.begin_behind(Some((&before, before.bytes())), 2));
     let found: Vec<_> = after.requests().map(|entry| (entry.opcode, entry.body)).collect();
     assert_eq!(found, [(StreamCreate::OPCODE, &b"body"[..])]);
     assert_eq!((after.based_at(), after.next()), (after.bytes(), 2));
@@ -152,4 +152,34 @@ fn what_was_told_is_noted_with_its_hash() {
     journal.set_trailer(at, &[7; 8]);
     journal.set_trailer(at, &[9; 4]);
     assert_eq!(journal.at(at).unwrap().trailer, [7; 8]);
+}
+
+#[test]
+fn another_journal_begins_at_a_cut_of_the_one_before() {
+    let file = || OwnedFd::from(crate::successor::memory_file(&[]).unwrap());
+    let (mut before, mut after) = (Journal::new(file()).unwrap(), Journal::new(file()).unwrap());
+    let making =
+        |ticket| Entry { opcode: StreamCreate::OPCODE, trailer: b"", staged: b"", ..entry(0, 0, ticket) };
+    before.push(&making(0));
+    before.push(&entry(0, 3, 1));
+    let cut = before.bytes();
+    let told = Entry { trailer: &[0; 8], ..entry(0, 4, 2) };
+    let told = before.push(&told);
+    before.push(&making(3));
+    Journal::note_told(before.mark(told), 7);
+    let opcodes =
+        |journal: &Journal| journal.requests().map(|entry| (entry.opcode, entry.ticket)).collect::<Vec<_>>();
+    for (lasts, prefix) in [(true, vec![(StreamCreate::OPCODE, 0)]), (false, vec![])] {
+        assert!(after.begin_at(&before, cut, lasts, 4));
+        let behind = [(4, 2), (StreamCreate::OPCODE, 3)];
+        assert_eq!(opcodes(&after), [&prefix[..], &behind[..]].concat());
+        assert_eq!((after.next(), after.since_base()), (4, before.bytes() - cut));
+        let moved = after.at(after.based_at()).unwrap();
+        assert!(
+            moved.flags.is_told()
+                && moved.trailer == 7u64.to_le_bytes()
+                && moved.staged == entry(0, 4, 2).staged
+        );
+    }
+    assert_eq!(opcodes(&before).len(), 4);
 }

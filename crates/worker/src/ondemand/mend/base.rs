@@ -55,14 +55,14 @@ impl Base {
         self.about.first().map(|about| &about.image)
     }
 
-    /// Sees to memory for a part. Where there is room for one base alone, the other one gives its memory, and counts no more;
-    /// `lapse` is called before that.
+    /// Sees to memory for a part. Where there is room for one base alone, the other one gives its memory if it may, and counts no
+    /// more; `lapse` is called before that.
     pub(super) fn make_room(
         &mut self,
         client: &mut Client,
         part: &NextPart,
         apart: &mut AddressPool,
-        other: &mut Base,
+        other: Option<&mut Base>,
         lapse: impl FnOnce(),
     ) -> Result<(), MendObstacle> {
         let NextPart { device, bytes, .. } = *part;
@@ -77,10 +77,9 @@ impl Base {
             Ok(place) => place,
             Err(code) => {
                 // The one that there is has to do, if it is large enough; what it holds counts no more.
-                let can_give = code == CUDA_ERROR_OUT_OF_MEMORY && other.places.contains_key(&device);
-                if !can_give {
-                    return Err(MendObstacle::NoRoom);
-                }
+                let other = other
+                    .filter(|other| code == CUDA_ERROR_OUT_OF_MEMORY && other.places.contains_key(&device));
+                let Some(other) = other else { return Err(MendObstacle::NoRoom) };
                 lapse();
                 other.about.clear();
                 match other.places.remove(&device) {
@@ -104,6 +103,14 @@ impl Base {
             Some(DeviceRows { device: part.device, rows: &part.rows, base: place.address })
         });
         rows::take(client, &there.collect::<Vec<_>>())
+    }
+
+    /// Enqueues that, behind what the streams of copies have.
+    pub(super) fn enqueue(&self, client: &mut Client, parts: &[NextPart]) -> rekindle_device::Result<()> {
+        parts.iter().try_for_each(|part| {
+            let Some(place) = self.places.get(&part.device) else { return Ok(()) };
+            rows::enqueue(client, &DeviceRows { device: part.device, rows: &part.rows, base: place.address })
+        })
     }
 
     /// Makes memory what it holds.

@@ -88,6 +88,20 @@ impl Client {
         });
     }
 
+    /// What was not noted yet is noted elsewhere from now on, or nowhere: it has ended, and belongs to an epoch before.
+    pub(super) fn move_told(&mut self, place_of: impl Fn(*mut u8) -> Option<*mut u8>) {
+        let moved = |mark: &mut Mark| match place_of(mark.0) {
+            Some(place) => {
+                *mark = Mark(place);
+                true
+            }
+            None => false,
+        };
+        self.told.staged.retain_mut(|copy| moved(&mut copy.mark));
+        let ended: Vec<Host> = self.told.host.extract_if(.., |copy| !moved(&mut copy.mark)).collect();
+        ended.into_iter().for_each(|copy| self.give_event(copy.device, copy.event));
+    }
+
     /// What was not noted yet is noted nowhere.
     pub(super) fn forget_told(&mut self) {
         let told = std::mem::take(&mut self.told);

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rekindle_protocol::frame;
@@ -151,8 +151,13 @@ impl MendState {
     }
 
     /// Makes room for the next base of these GPUs, with the rows that it is to have. Where there is room for one alone, the one that
-    /// counts does no more.
-    pub(super) fn prepare(&mut self, client: &mut Client, devices: &[usize]) -> Result<Next, MendObstacle> {
+    /// counts does no more, if it `may_lapse`.
+    pub(super) fn prepare(
+        &mut self,
+        client: &mut Client,
+        devices: &[usize],
+        may_lapse: bool,
+    ) -> Result<Next, MendObstacle> {
         let unsaved = |code| {
             log::warn!(
                 "the GPU memory of a program cannot be copied so that a lost worker could be mended: {code}"
@@ -176,7 +181,7 @@ impl MendState {
                 // What it held is this one's from now on.
                 forget(self.daemon.as_ref(), 1 - slot, part.device);
             };
-            next.make_room(client, part, apart, other, lapse)?;
+            next.make_room(client, part, apart, may_lapse.then_some(&mut *other), lapse)?;
         }
         Ok(Next { slot, parts })
     }
@@ -190,43 +195,91 @@ impl MendState {
         (ticket, anew): (u64, bool),
         began: std::time::Instant,
     ) -> Result<(), MendObstacle> {
-        let Next { slot, parts } = next;
-        if let Err((index, code)) = self.bases[slot].take(client, &parts) {
+        let slot = next.slot;
+        if let Err((index, code)) = self.bases[slot].take(client, &next.parts) {
             log::warn!("the GPU memory of a program could not be copied: {code}");
             client.note_fault(index, code);
             return Err(MendObstacle::Unsaved);
         }
-        let [first, second] = &mut self.journals;
-        let (journal, before) = if slot == 0 { (first, &*second) } else { (second, &*first) };
-        if !journal.begin_behind((!anew).then_some(before), ticket) {
+        let (journal, before) = self.journals_of(slot);
+        if !journal.begin_behind((!anew).then_some((before, before.bytes())), ticket) {
             return Err(MendObstacle::NoRoom);
         }
-        let journal_bytes = journal.since_base() as u64;
-        self.bases[slot].describe(parts, self.epoch + 1, &image);
+        self.count(next, self.epoch + 1, &image, began.elapsed());
+        Ok(())
+    }
+
+    /// The journal of the epoch that a base is for, and the other one.
+    fn journals_of(&mut self, slot: usize) -> (&mut Journal, &Journal) {
+        let [first, second] = &mut self.journals;
+        if slot == 0 { (first, second) } else { (second, first) }
+    }
+
+    /// Has the copy of memory be made behind what the streams of copies have. Where no epoch counts, the journal of the next one
+    /// begins here, at the request of this ticket. Gives the number of that epoch.
+    pub(super) fn enqueue(
+        &mut self,
+        client: &mut Client,
+        next: &Next,
+        (counts, ticket): (bool, u64),
+    ) -> Result<u64, MendObstacle> {
+        let slot = next.slot;
+        if !counts && !self.journals_of(slot).0.begin_behind(None, ticket) {
+            return Err(MendObstacle::NoRoom);
+        }
+        if let Err(code) = self.bases[slot].enqueue(client, &next.parts) {
+            log::warn!("the GPU memory of a program could not be copied: {code}");
+            next.parts.iter().for_each(|part| client.note_fault(part.device, code));
+            return Err(MendObstacle::Unsaved);
+        }
+        let epoch = self.epoch + 1;
+        if !counts {
+            self.epoch = epoch;
+        }
+        Ok(epoch)
+    }
+
+    /// Has a journal begin with what lasts of the current one up to `cut`, if that `lasts`, and with all from there on. None without
+    /// memory for it; else where what the other journal has at a place lies now.
+    pub(super) fn move_journal(
+        &mut self,
+        next: &Next,
+        (cut, lasts): (usize, bool),
+        ticket: u64,
+    ) -> Option<MovedJournal> {
+        let (journal, before) = self.journals_of(next.slot);
+        let moved = journal.begin_at(before, cut, lasts, ticket);
+        moved.then(|| MovedJournal { from: before.mark(cut), to: journal.mark(journal.based_at()) })
+    }
+
+    /// The epoch of this number counts from now on: its base and its journal are there.
+    pub(super) fn count(&mut self, next: Next, epoch: u64, image: &Path, took: Duration) {
+        let Next { slot, parts } = next;
+        let journal_bytes = self.journals[slot].since_base() as u64;
+        self.bases[slot].describe(parts, epoch, image);
         if !self.tell_of_base(slot) {
             self.daemon = None;
         }
-        self.epoch += 1;
+        self.epoch = epoch;
         let taken = MendStatus {
             base_bytes: self.base().bytes(),
             base_on_host: self.base().is_on_host(),
             base_unix_ms: unix_ms(),
-            base_us: began.elapsed().as_micros() as u64,
+            base_us: took.as_micros() as u64,
             journal_bytes,
             ..MendStatus::default()
         };
         self.ledger.begin(self.epoch, &taken);
-        Ok(())
     }
 
     pub(super) fn has_device_memory(&self) -> bool {
         self.bases.iter().flat_map(|base| base.places.values()).any(|place| !place.is_on_host())
     }
 
-    /// Gives the memory of all bases back. None of them counts.
-    pub(super) fn give_back(&mut self) {
-        let bases = std::mem::take(&mut self.bases);
-        for (slot, base) in bases.into_iter().enumerate() {
+    /// Gives the memory of all bases back, but of one that is being copied to. None of them counts.
+    pub(super) fn give_back(&mut self, copying: Option<usize>) {
+        for slot in (0..self.bases.len()).filter(|slot| copying != Some(*slot)) {
+            let base = std::mem::take(&mut self.bases[slot]);
             for (device, place) in base.places {
                 if let Some(apart) = &mut self.apart {
                     place.close(apart);
@@ -274,6 +327,26 @@ impl MendState {
 pub(super) struct Next {
     slot: usize,
     parts: Vec<NextPart>,
+}
+
+impl Next {
+    pub(super) fn slot(&self) -> usize {
+        self.slot
+    }
+}
+
+/// Where a part of a journal lay, and where it lies now.
+pub(super) struct MovedJournal {
+    from: *mut u8,
+    to: *mut u8,
+}
+
+impl MovedJournal {
+    /// Where what lay there lies now; none: it is not of that part.
+    pub(super) fn place_of(&self, mark: *mut u8) -> Option<*mut u8> {
+        let offset = mark.addr().checked_sub(self.from.addr())?;
+        Some(self.to.wrapping_add(offset))
+    }
 }
 
 /// What of bases another worker has left.

@@ -6,7 +6,7 @@
 //!              └ base: a copy of memory      └ base: at rest                                   └ state, base
 //! ```
 //!
-//! An epoch begins at rest: all that was asked for has ended well. It has a base, which is what memory held then, the state of
+//! An epoch begins at rest: all that was asked for has ended well; or [behind work](cut) that the GPU has. It has a base, which is what memory held then, the state of
 //! all else ([`crate::image::save_bare`]), and the journal of what was asked for since. Another worker builds that state, puts
 //! the base back and does the journal once more ([`replay`]). What makes that right:
 //!
@@ -27,6 +27,7 @@ mod allocation;
 mod base;
 mod base_memory;
 mod compare;
+mod cut;
 mod host_copies;
 mod kind;
 mod mend_state;
@@ -39,12 +40,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::fault;
 use rekindle_protocol::mending::MendObstacle;
 use rekindle_protocol::operation::{
     Asynchronous, CaptureStatus, Copy, EventRecord, GraphLaunch, GraphNodes, Id, MemoryRange, Origin,
     ReplyHead, Synchronous,
 };
+use rekindle_protocol::{fault, tuning};
 use rekindle_ring::Record;
 
 use super::journal::{Entry, Flags, Journal};
@@ -52,6 +53,7 @@ use super::{only_waits, staged};
 use crate::client::{Client, Mending};
 use crate::image;
 use allocation::PlacedAllocation;
+use cut::{Cut, Probe};
 pub(crate) use host_copies::HostCopies;
 use host_copies::Mark;
 use kind::{Kind, is_never, kind};
@@ -86,6 +88,11 @@ pub(crate) struct Mend {
     /// The wait that is the journal's last entry.
     waited: Option<(u32, Vec<u8>)>,
     pace: EpochPacing,
+    /// Where the next epoch is to begin, while its base is on its way.
+    cut: Option<Cut>,
+    probe: Option<Probe>,
+    /// It may begin while the GPU works.
+    may_cut: bool,
 }
 
 /// Whether an answer tells that the GPU has come so far: `None` is yet to come.
@@ -119,6 +126,9 @@ impl Mend {
             graphs: HashMap::new(),
             waited: None,
             pace: EpochPacing::new(Instant::now()),
+            cut: None,
+            probe: None,
+            may_cut: !tuning::is(tuning::BEHIND, "off"),
         }
     }
 
@@ -139,7 +149,12 @@ impl Mend {
 
     /// What is done of requests, if it could be done once more.
     pub(crate) fn journal(&mut self) -> Option<&mut Journal> {
-        self.is_on.then(|| self.keep.journal())
+        self.notes().then(|| self.keep.journal())
+    }
+
+    /// Whether requests are noted.
+    fn notes(&self) -> bool {
+        self.is_on || self.is_cut()
     }
 
     /// Whether the loss of the context would be mended.
@@ -158,7 +173,7 @@ impl Mend {
 
     /// Sees to it that the next request, which is done now, could be done once more; or to it that nobody thinks so.
     pub(crate) fn admit(&mut self, client: &mut Client, ring: usize, record: &Record<'_>) {
-        if !self.is_on {
+        if !self.notes() {
             // What is asked for while there is no epoch belongs to the state of the next one, as all else.
             if is_never(record.opcode) {
                 self.pace.is_disturbed(Instant::now());
@@ -244,7 +259,7 @@ impl Mend {
         record: &Record<'_>,
         answer: Option<&[u8]>,
     ) {
-        if !self.is_on {
+        if !self.notes() {
             return;
         }
         if matches!(self.admitted, Kind::Look | Kind::Again) {
@@ -291,6 +306,9 @@ impl Mend {
     }
 
     fn note_journal(&self) {
+        if !self.is_on {
+            return;
+        }
         self.keep.ledger.note_journal(self.keep.current().since_base() as u64);
     }
 
@@ -300,7 +318,8 @@ impl Mend {
             return false;
         }
         self.lapse(client, MendObstacle::NoRoom);
-        self.keep.give_back();
+        let copying = self.await_cut(client);
+        self.keep.give_back(copying);
         client.bind_anew();
         self.pace.lacks_room(Instant::now());
         true
@@ -312,6 +331,8 @@ impl Mend {
         client.forget_told();
         client.mending = None;
         (self.is_on, self.is_changed, self.is_used, self.waited) = (false, true, false, None);
+        self.cut.iter_mut().for_each(Cut::give_up);
+        self.forget_probe(client);
         self.graphs.clear();
         self.pace.has_ended(Instant::now());
     }
@@ -322,6 +343,13 @@ impl Mend {
         if self.has_failed || self.holder().is_none() || client.is_broken() {
             return None;
         }
+        if !self.settle_cut(client, next) {
+            self.pace.let_go();
+            return Some(cut::LOOK);
+        }
+        if client.is_broken() {
+            return None;
+        }
         let now = Instant::now();
         let (is_used, journal_bytes) = (self.is_used, self.keep.current().bytes());
         let epoch = self.is_on.then_some(Epoch { is_used, journal_bytes });
@@ -330,6 +358,8 @@ impl Mend {
             self.pace.let_go();
         } else if client.obstacle().is_none() && client.is_at_rest() && !client.is_broken() {
             self.begin(client, next);
+        } else if due == Due::Now && !client.is_broken() && self.cut(client, next) {
+            self.pace.let_go();
         } else {
             let may_hold = client.recordings.is_empty() && !client.work_needs_program();
             self.pace.hold(due, may_hold, now);
@@ -343,6 +373,7 @@ impl Mend {
 
     fn begin(&mut self, client: &mut Client, next: u64) {
         let began = Instant::now();
+        self.forget_probe(client);
         let begun = self.try_to_begin(client, next, began);
         client.bind_anew();
         self.pace.has_tried(began, Instant::now(), begun.is_ok());
@@ -367,18 +398,28 @@ impl Mend {
         let devices: Vec<usize> = client.open_devices().collect();
         let failed = |_| MendObstacle::Unsaved;
         fault::point("mend-taking").map_err(failed)?;
-        let anew = self.is_changed
-            || self.is_timed
-            || self.keep.image().is_none()
-            || self.keep.current().based_at() > MOST_LASTING;
-        let image = match self.keep.image().filter(|_| !anew) {
-            Some(image) => image.clone(),
-            None => self.write_state(client)?,
-        };
-        let prepared = self.keep.prepare(client, &devices)?;
+        let anew = self.needs_state();
+        let image = self.image_for(client, anew)?;
+        let prepared = self.keep.prepare(client, &devices, true)?;
         fault::point("mend-prepared").map_err(failed)?;
         self.keep.begin(client, prepared, image, (next, anew), began)?;
         fault::point("mend-taken").map_err(failed)
+    }
+
+    /// Whether the state is to be written for the next epoch.
+    fn needs_state(&self) -> bool {
+        self.is_changed
+            || self.is_timed
+            || self.keep.image().is_none()
+            || self.keep.current().based_at() > MOST_LASTING
+    }
+
+    /// The state that the next epoch has, which is written if it is to be another one.
+    fn image_for(&mut self, client: &mut Client, anew: bool) -> Result<PathBuf, MendObstacle> {
+        match self.keep.image().filter(|_| !anew) {
+            Some(image) => Ok(image.clone()),
+            None => self.write_state(client),
+        }
     }
 
     /// Writes all of the GPU half but what memory holds.

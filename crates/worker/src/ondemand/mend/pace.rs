@@ -50,11 +50,21 @@ pub(super) struct EpochPacing {
     took: [Duration; 2],
     held: Option<Instant>,
     let_go: Option<Instant>,
+    /// When it was last found that one cannot begin behind what the GPU has.
+    not_cut: Option<Instant>,
 }
 
 impl EpochPacing {
     pub(super) fn new(now: Instant) -> EpochPacing {
-        EpochPacing { since: now, ended: now, tried: None, took: [UNKNOWN; 2], held: None, let_go: None }
+        EpochPacing {
+            since: now,
+            ended: now,
+            tried: None,
+            took: [UNKNOWN; 2],
+            held: None,
+            let_go: None,
+            not_cut: None,
+        }
     }
 
     /// Something happens that ends what could be mended, or would.
@@ -75,6 +85,36 @@ impl EpochPacing {
             true => self.took = [self.took[1], now - began],
             false => self.took = [(now - began).max(AFTER_FAILURE / PART); 2],
         }
+    }
+
+    /// One begins at the moment `since`, and its base has been copied by now, which took so long.
+    pub(super) fn has_begun_behind(&mut self, since: Instant, now: Instant, took: Duration) {
+        (self.since, self.tried, self.held) = (since, Some(now), None);
+        self.took = [self.took[1], took];
+    }
+
+    /// The program has waited since then, and goes on now if that was too long.
+    pub(super) fn is_in_vain(&mut self, since: Instant, now: Instant) -> bool {
+        let is_in_vain = now - since >= LONGEST_HOLD;
+        if is_in_vain {
+            (self.held, self.let_go) = (None, Some(now));
+        }
+        is_in_vain
+    }
+
+    /// There is no room, or no memory, for one that begins behind what the GPU has.
+    pub(super) fn has_not_cut(&mut self, now: Instant) {
+        self.not_cut = Some(now);
+    }
+
+    /// Whether one may begin behind what the GPU has.
+    pub(super) fn may_cut(&self, now: Instant) -> bool {
+        self.may_hold(now) && self.not_cut.is_none_or(|since| now - since >= AFTER_FAILURE)
+    }
+
+    /// Whether the program may be made to wait.
+    fn may_hold(&self, now: Instant) -> bool {
+        self.let_go.is_none_or(|since| now - since >= BETWEEN_HOLDS)
     }
 
     /// For how long after one none begins. One that took long says little: it may have waited for the disk, or for others.
@@ -101,12 +141,7 @@ impl EpochPacing {
     pub(super) fn hold(&mut self, due: Due, may_hold: bool, now: Instant) {
         match self.held {
             Some(since) if now - since >= LONGEST_HOLD => (self.held, self.let_go) = (None, Some(now)),
-            None if due == Due::Now
-                && may_hold
-                && self.let_go.is_none_or(|since| now - since >= BETWEEN_HOLDS) =>
-            {
-                self.held = Some(now);
-            }
+            None if due == Due::Now && may_hold && self.may_hold(now) => self.held = Some(now),
             _ => {}
         }
     }
@@ -202,5 +237,27 @@ mod tests {
         assert!(!pace.holds());
         pace.hold(Due::Now, true, start + ms(21_000));
         assert!(pace.holds());
+    }
+
+    #[test]
+    fn one_that_begins_behind_what_the_gpu_has_is_as_old_as_its_cut() {
+        let start = Instant::now();
+        let mut pace = EpochPacing::new(start);
+        pace.has_begun_behind(start, start + ms(400), ms(1));
+        pace.has_begun_behind(start + ms(400), start + ms(800), ms(1));
+        assert_eq!(pace.due(USED, false, start + ms(801)), Due::No);
+        assert_eq!(pace.due(USED, false, start + ms(821)), Due::AtRest);
+        assert_eq!(pace.due(USED, false, start + ms(900)), Due::Now);
+    }
+
+    #[test]
+    fn a_copy_that_held_the_program_up_is_not_tried_again_for_a_while() {
+        let start = Instant::now();
+        let mut pace = EpochPacing::new(start);
+        assert!(!pace.is_in_vain(start, start + ms(999)) && pace.may_cut(start + ms(999)));
+        assert!(pace.is_in_vain(start, start + ms(1000)));
+        assert!(!pace.may_cut(start + ms(20_999)) && pace.may_cut(start + ms(21_000)));
+        pace.has_not_cut(start + ms(21_000));
+        assert!(!pace.may_cut(start + ms(21_999)) && pace.may_cut(start + ms(22_000)));
     }
 }

@@ -87,16 +87,7 @@ pub(super) fn take(
         // The devices copy side by side.
         for part in parts {
             on = part.device;
-            let (device, stream) = copies(client, part.device)?;
-            for (row, address) in part.rows {
-                let from = match &row.what {
-                    MemoryObject::Physical { serial } => {
-                        windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?
-                    }
-                    _ => *address,
-                };
-                device.copy(part.base + row.offset, from, row.bytes, stream)?;
-            }
+            take_on(client, part, windows)?;
         }
         parts.iter().try_for_each(|part| {
             on = part.device;
@@ -107,8 +98,26 @@ pub(super) fn take(
     taken.map_err(|code| (on, code))
 }
 
+/// Enqueues the copy of a device's memory behind what its stream of copies has. All of the memory is mapped.
+pub(super) fn enqueue(client: &mut Client, part: &DeviceRows<'_, (Row, u64)>) -> Result<()> {
+    let rows = part.rows.iter().map(|(row, _)| row);
+    with_windows(client, rows, |client, windows| take_on(client, part, windows))
+}
+
+fn take_on(client: &mut Client, part: &DeviceRows<'_, (Row, u64)>, windows: &Physical) -> Result<()> {
+    let (device, stream) = copies(client, part.device)?;
+    for (row, address) in part.rows {
+        let from = match &row.what {
+            MemoryObject::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
+            _ => *address,
+        };
+        device.copy(part.base + row.offset, from, row.bytes, stream)?;
+    }
+    Ok(())
+}
+
 /// Where a device, which becomes current, does what is copied for bases.
-fn copies(client: &mut Client, index: usize) -> Result<(Arc<dyn Device>, Stream)> {
+pub(super) fn copies(client: &mut Client, index: usize) -> Result<(Arc<dyn Device>, Stream)> {
     client.bind(index)?;
     let context = client.context(index)?;
     let stream = context.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
