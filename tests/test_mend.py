@@ -197,7 +197,7 @@ def test_workers_are_killed_at_any_moment_of_programs_that_never_rest(rekindle, 
     program.ends()
 
 
-@pytest.mark.parametrize("kind", ["other", "recorded", "frees"])
+@pytest.mark.parametrize("kind", ["other", "recorded", "frees", "much"])
 def test_what_cannot_come_behind_a_base_waits_and_is_mended(rekindle, kind):
     program = Program(rekindle, BRIEF, "kernels", kind, file=AHEAD)
     for _ in range(3):
@@ -234,6 +234,19 @@ def test_a_cut_that_fails_leaves_the_epoch_before(point):
             program.on()
             program.lose()
         program.ends()
+
+
+def test_a_fault_behind_a_cut_is_told_once_it_has_come_twice():
+    with Rekindle(REKINDLE_FAULT="mend-cut:hang") as rekindle:
+        rekindle.let_go("mend-cut")
+        program = Program(rekindle, LONG, "kernels", file=AHEAD)
+        program.on()
+        rekindle.hold_again("mend-cut")
+        rekindle.reached("mend-cut")
+        (program.place / "fault").touch()
+        rekindle.let_go("mend-cut")
+        lines = rekindle.wait_end(program.name)
+        assert any("CUDA_ERROR" in line for line in lines) and program.row()["mending"]["mended"] == 1, lines
 
 
 SIGNAL = """

@@ -3,7 +3,8 @@
 
 A step is a kernel that takes long, in `ROUNDS`, and what the kinds add: `kernels` launches, `pinned` copies from and to pinned
 memory, `uploads` a copy of memory of its own, `allocates` memory that comes and goes, `frees` the same in stream order, `other`
-work of another stream, `recorded` a timed event. It prints `ready`; once the file `stop` is there, `ok`, the number of steps, how
+work of another stream, `recorded` a timed event, `much` copies that soon fill a journal. Once the file `fault` is there, a kernel
+writes where nothing is. It prints `ready`; once the file `stop` is there, `ok`, the number of steps, how
 many questions that are answered at once took more than half as long as a step took at least from when it was enqueued to its end.
 """
 
@@ -27,9 +28,11 @@ extern "C" __global__ void step(unsigned *a, int n) {
     for (int k = 0; k < n; ++k) x = x * 3 + 1;
     a[i] = x;
 }
+extern "C" __global__ void fail(int *word) { *word = 1; }
 """
 # So many steps are enqueued.
 AHEAD = 4
+MUCH = 4 << 20
 KINDS = ["kernels", "pinned", "uploads", "allocates", "frees"]
 
 
@@ -97,6 +100,15 @@ class Work:
         call("cuEventRecord", self.timed, self.stream)
         self.launch(k)
 
+    def much(self, k, turn):
+        if not hasattr(self, "source"):
+            self.source, self.on_much = call("cuMemHostAlloc", MUCH * (AHEAD + 1), 0), call("cuMemAlloc", MUCH)
+        source = at(int(self.source) + MUCH * turn, MUCH // 4, np.uint32)
+        source[:] = k
+        call("cuMemcpyHtoDAsync", self.on_much, int(self.source) + MUCH * turn, MUCH, self.stream)
+        self.module.mix(N // 256, 256, self.on_a, self.on_much, 0, N, stream=self.stream)
+        self.a = mix(self.a, source[:N], 0)
+
     def step(self, kind, k, turn):
         self.module.step(1, 128, self.long, self.rounds, stream=self.stream)
         getattr(self, {"pinned": "pinned_memory", "other": "other_stream"}.get(kind, kind))(k, turn)
@@ -119,6 +131,8 @@ def main(directory, rounds, *kinds):
             found[:] = 0xABCD
         if (directory / "stop").exists():
             break
+        if (directory / "fault").exists():
+            work.module.fail(1, 1, 1 << 40, stream=work.stream)
         work.step(kinds[step % len(kinds)], step % 1000, turn)
         began = time.monotonic()
         call("cuMemGetInfo")

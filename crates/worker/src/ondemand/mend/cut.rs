@@ -16,8 +16,7 @@
 //! for anyhow. Work of other streams would change memory before it is copied: it waits on the host, and if that takes too long the
 //! copy is of no use. So a kernel that waits for what another stream does gets that.
 //!
-//! A stream may have a kernel that runs for as long as the program. So it is marked first, and is followed when it has come to the
-//! mark.
+//! A stream may have a kernel that runs for as long as the program. So it is [marked first](super::probe).
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -29,6 +28,7 @@ use rekindle_protocol::operation::{Asynchronous, EventRecord, PoolTrim, StreamDe
 use rekindle_ring::Record;
 
 use super::mend_state::Next;
+use super::pace::NEARLY_FULL;
 use super::rows::copies;
 use super::{Mend, Mending};
 use crate::client::Client;
@@ -36,13 +36,6 @@ use crate::ondemand::order::{Name, order};
 
 /// How often it is looked whether the GPU has come to the copy, while the program asks for nothing.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
-
-/// A place in a stream that it is to come to before it is followed.
-pub(super) struct Probe {
-    device: usize,
-    stream: Stream,
-    mark: Event,
-}
 
 /// What the next epoch is to begin from.
 pub(super) struct Cut {
@@ -113,8 +106,10 @@ impl Mend {
     /// Whether a request may be done now.
     pub(crate) fn may_go_on(&mut self, client: &mut Client, ring: usize, record: &Record<'_>) -> bool {
         let Some(cut) = self.cut.as_mut().filter(|cut| !cut.is_void) else { return true };
+        let fills_journal = self.is_on && self.keep.current().bytes() > NEARLY_FULL;
         // A fault is met by the request itself.
-        if !cut.is_overtaken_by(client, ring, record) || cut.is_copied(client) != Ok(false) {
+        let is_free = !fills_journal && !cut.is_overtaken_by(client, ring, record);
+        if is_free || cut.is_copied(client) != Ok(false) {
             return true;
         }
         let now = Instant::now();
@@ -158,29 +153,6 @@ impl Mend {
                 self.pace.has_not_cut(now);
                 false
             }
-        }
-    }
-
-    /// Whether a stream has come to a mark that was set there before. One is set if there is none.
-    fn goes_on(&mut self, client: &mut Client, (device, stream): (usize, Stream)) -> Result<bool> {
-        let is_there =
-            self.probe.as_ref().is_some_and(|probe| (probe.device, probe.stream) == (device, stream));
-        if !is_there {
-            self.forget_probe(client);
-            self.probe = Some(Probe { device, stream, mark: client.record(device, stream)? });
-            return Ok(false);
-        }
-        let Some(Probe { mark, .. }) = self.probe else { return Ok(false) };
-        let goes_on = client.on(device)?.event_query(mark)?;
-        if goes_on {
-            self.forget_probe(client);
-        }
-        Ok(goes_on)
-    }
-
-    pub(super) fn forget_probe(&mut self, client: &mut Client) {
-        if let Some(probe) = self.probe.take() {
-            client.give_event(probe.device, probe.mark);
         }
     }
 

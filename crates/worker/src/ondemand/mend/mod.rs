@@ -32,6 +32,7 @@ mod host_copies;
 mod kind;
 mod mend_state;
 mod pace;
+mod probe;
 mod replay;
 mod rows;
 
@@ -53,12 +54,13 @@ use super::{only_waits, staged};
 use crate::client::{Client, Mending};
 use crate::image;
 use allocation::PlacedAllocation;
-use cut::{Cut, Probe};
+use cut::Cut;
 pub(crate) use host_copies::HostCopies;
 use host_copies::Mark;
 use kind::{Kind, is_never, kind};
 use mend_state::MendState;
-use pace::{Due, Epoch, EpochPacing};
+use pace::{Due, Epoch, EpochPacing, NEARLY_FULL};
+use probe::Probe;
 pub(crate) use replay::{MendTakeover, take_up};
 
 /// What lasts of an epoch's journal is written into the state when it has grown to this.
@@ -90,8 +92,9 @@ pub(crate) struct Mend {
     pace: EpochPacing,
     /// Where the next epoch is to begin, while its base is on its way.
     cut: Option<Cut>,
+    /// A mark in the stream that its base is to come behind.
     probe: Option<Probe>,
-    /// It may begin while the GPU works.
+    /// Epochs may begin while the GPU works.
     may_cut: bool,
 }
 
@@ -347,6 +350,8 @@ impl Mend {
             self.pace.let_go();
             return Some(cut::LOOK);
         }
+        // A fault is met by whoever looks next.
+        let _ = self.watch_probe(client);
         if client.is_broken() {
             return None;
         }
@@ -358,7 +363,11 @@ impl Mend {
             self.pace.let_go();
         } else if client.obstacle().is_none() && client.is_at_rest() && !client.is_broken() {
             self.begin(client, next);
-        } else if due == Due::Now && !client.is_broken() && self.cut(client, next) {
+        } else if due == Due::Now
+            && epoch.is_none_or(|epoch| epoch.journal_bytes <= NEARLY_FULL)
+            && !client.is_broken()
+            && self.cut(client, next)
+        {
             self.pace.let_go();
         } else {
             let may_hold = client.recordings.is_empty() && !client.work_needs_program();

@@ -21,6 +21,8 @@ const UNKNOWN: Duration = Duration::from_millis(100);
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// More than this of the journal and a new epoch begins.
 const FULL: usize = MOST_BYTES / 4 * 3;
+/// More than this and requests wait for a base that is on its way.
+pub(super) const NEARLY_FULL: usize = MOST_BYTES / 8 * 7;
 
 /// Whether an epoch is to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
