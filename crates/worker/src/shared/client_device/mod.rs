@@ -193,6 +193,10 @@ impl ClientDevice {
         self.leaving.store(leaving, Ordering::SeqCst);
     }
 
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
     fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
@@ -247,7 +251,7 @@ impl ClientDevice {
 
     /// Whether its streams have nothing to do, and nothing is about to be given to them.
     pub(super) fn is_idle(&self) -> Result<bool> {
-        if self.closing.load(Ordering::SeqCst) || self.is_leaving() {
+        if self.is_closing() || self.is_leaving() {
             return Ok(true);
         }
         // A stream that is captured must not be asked, nor one that is given back: neither begins meanwhile.
@@ -264,7 +268,7 @@ impl ClientDevice {
     fn try_move(&self) {
         let Ok(_none) = self.calls.try_write() else { return };
         let mut state = self.lanes.state();
-        let is_over = self.closing.load(Ordering::SeqCst) || self.is_leaving();
+        let is_over = self.is_closing() || self.is_leaving();
         if is_over || state.queues.is_capturing() {
             return;
         }
@@ -316,7 +320,7 @@ impl ClientDevice {
             self.try_move();
         }
         let call = self.calls.read().unwrap_or_else(PoisonError::into_inner);
-        match self.closing.load(Ordering::SeqCst) || self.is_leaving() {
+        match self.is_closing() || self.is_leaving() {
             false => Ok(Open { device: &*self.device, _call: call }),
             true => Err(self.health.fault().unwrap_or(CUDA_ERROR_DEINITIALIZED)),
         }
