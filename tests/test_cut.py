@@ -234,6 +234,10 @@ def pinned(kind, lines):
     return {"": [], "timed": [], "unwritten": ["pinned 0"], "forked": ["pinned 0"]}.get(kind, [f"pinned {left(lines)}"])
 
 
+def last_trace(rekindle, name):
+    return rekindle.json("trace", name, "--svg", rekindle.root / "picture")["traces"][-1]
+
+
 @pytest.mark.parametrize(("kind", "tuning"), [("timed", ""), ("hidden", ",cpu.precopy=off"), ("forked", "")])
 def test_an_image_waits_for_work_that_is_timed_and_where_nobody_knows_what_is_written_to_pinned_memory(kind, tuning):
     with Rekindle(REKINDLE_TUNING=f"gpu.moment=off{tuning}") as rekindle:
@@ -241,6 +245,10 @@ def test_an_image_waits_for_work_that_is_timed_and_where_nobody_knows_what_is_wr
         report = rekindle.json("checkpoint", "behind", "--to", "image", "--leave-running")
         assert "the program's work" in [phase["name"] for phase in report["phases"]]
         assert not ran_on_before_the_gpu_was_done(report), report["phases"]
+        (wait,) = report["waited"]
+        assert ("events" if kind == "timed" else "pinned memory") in wait["why"]
+        assert 1000 <= wait["duration_us"] <= report["stopped_us"]
+        assert last_trace(rekindle, "behind")["waited"] == [wait]
         rekindle("kill", "behind")
         (place / "look").touch()
         rekindle.restore("image", "restored")
@@ -284,11 +292,12 @@ def test_images_of_enqueued_work_are_what_memory_held():
         assert rekindle.wait_end("restored")[-1].startswith("ok")
 
 
-def test_without_it_programs_wait_for_the_gpu():
+def test_without_it_programs_wait_for_the_gpu_and_it_is_said_for_how_long():
     with Rekindle(REKINDLE_TUNING="gpu.moment=off,gpu.behind=off") as rekindle:
         behind(rekindle)
-        report = rekindle.json("checkpoint", "behind", "--to", "image", "--leave-running")
-        assert not ran_on_before_the_gpu_was_done(report), report["phases"]
+        said = rekindle("checkpoint", "behind", "--to", "image", "--leave-running")
+        assert re.search(r"for [0-9.]+ ms of that it waited for its GPU's work, since .*`gpu\.behind=off`", said), said
+        assert not ran_on_before_the_gpu_was_done(last_trace(rekindle, "behind"))
 
 
 def test_an_image_takes_the_room_of_the_image_before_over():

@@ -263,6 +263,7 @@ mod tests {
             problem: None,
             phases,
             memory: Vec::new(),
+            waited: Vec::new(),
             written: None,
         }
     }

@@ -106,6 +106,7 @@ mod tests {
             problem: None,
             phases: vec![phase("daemon", "checks"), phase("gpu half", "buffers"), phase("daemon", "resume")],
             memory: Vec::new(),
+            waited: Vec::new(),
             written: None,
         };
         let events = chrome(&[trace]);

@@ -4,7 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use rekindle_protocol::daemon::Written;
-use rekindle_protocol::worker::{Phase, TransferReport};
+use rekindle_protocol::worker::{Phase, TransferReport, WorkWait};
 
 /// The lanes: who works.
 pub const DAEMON: &str = "daemon";
@@ -38,6 +38,7 @@ pub struct Timeline {
     began: Instant,
     phases: Mutex<Vec<Phase>>,
     memory: Mutex<Vec<TransferReport>>,
+    waited: Mutex<Vec<WorkWait>>,
     written: OnceLock<Written>,
 }
 
@@ -54,6 +55,7 @@ impl Timeline {
             began: Instant::now(),
             phases: Mutex::default(),
             memory: Mutex::default(),
+            waited: Mutex::default(),
             written: OnceLock::new(),
         }
     }
@@ -84,6 +86,15 @@ impl Timeline {
 
     pub fn memory(&self) -> Vec<TransferReport> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// For what a process stood still.
+    pub fn note_wait(&self, waited: Option<WorkWait>) {
+        self.waited.lock().unwrap_or_else(PoisonError::into_inner).extend(waited);
+    }
+
+    pub fn waited(&self) -> Vec<WorkWait> {
+        self.waited.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What the program has written since its image before.

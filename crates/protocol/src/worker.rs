@@ -124,6 +124,17 @@ pub struct Saved {
     /// Of a `Save` with [`Contents::Shadowed`].
     #[serde(default)]
     pub memory: Option<TransferReport>,
+    /// So, too.
+    #[serde(default)]
+    pub waited: Option<WorkWait>,
+}
+
+/// A program stood still until its GPU had done what it was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkWait {
+    /// Why the image could not be made behind that work: a part of a sentence.
+    pub why: String,
+    pub duration_us: u64,
 }
 
 /// How GPU memory of a program that goes on came to its image.

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{FIRST_CLIENT, Message, Reply, Request, ask};
+use rekindle_protocol::worker::{FIRST_CLIENT, Message, Reply, Request, WorkWait, ask};
 
 use crate::dispatch::{Ended, Remote};
 use crate::image::{CodePreCopy, LeftMemory, PreCopy};
@@ -60,6 +60,8 @@ pub(crate) struct Control {
     quiesced: bool,
     /// How long a save may wait for the work that goes on while the program stands still.
     undone: Option<Duration>,
+    /// For what of that work the program has stood still, where it is one that goes on.
+    waited: Option<WorkWait>,
     /// That work did not end once: it may need the program, which is stopped behind it from now on.
     waits_for_work: bool,
     /// The client leaves a context that has failed: nothing of it is done, and it was not told to stand still.
@@ -111,6 +113,7 @@ impl Control {
             to_sleep: None,
             quiesced: false,
             undone: None,
+            waited: None,
             waits_for_work: false,
             leaves: false,
             held_back: false,

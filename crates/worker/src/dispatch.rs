@@ -32,8 +32,8 @@ pub(crate) use error::DispatchError;
 use first_use::Freed;
 use moment::Moment;
 pub(crate) use outlive::Outliving;
-pub(crate) use quiesce::QuiesceLevel;
 use quiesce::QuiesceState;
+pub(crate) use quiesce::{QuiesceLevel, Rest};
 pub(crate) use remote::{Inbox, Remote, remote};
 
 /// Requests between two looks at what is outstanding.

@@ -5,9 +5,12 @@ use rekindle_protocol::daemon::{
     MigrationPath, MigrationReport, Mode, NodeMigrationReport, Operation, Report, Round, SleepReport, Trace,
     Written,
 };
-use rekindle_protocol::worker::{self, Phase, TransferReport};
+use rekindle_protocol::worker::{self, Phase, TransferReport, WorkWait};
 
 use super::{bytes, milliseconds, table};
+
+/// Who has waited for a GPU for so long is told why, also without asking.
+const LONG_WAIT_US: u64 = 10_000;
 
 /// What a checkpoint was; with `verbose` by its phases.
 pub fn report(report: &Report, verbose: bool) -> String {
@@ -16,7 +19,11 @@ pub fn report(report: &Report, verbose: bool) -> String {
     let phases: &[Phase] = if verbose { &report.phases } else { &[] };
     let memory =
         if verbose { ways(&report.memory) + &written(report.written.as_ref()) } else { String::new() };
-    self::phases(phases, report.total_us, report.stopped_us) + &memory + note
+    let least_us = if verbose { 0 } else { LONG_WAIT_US };
+    self::phases(phases, report.total_us, report.stopped_us)
+        + &waits(&report.waited, least_us)
+        + &memory
+        + note
 }
 
 /// How GPU memory of a program that went on came to its image.
@@ -37,6 +44,15 @@ fn ways(memory: &[TransferReport]) -> String {
         format!("\nGPU memory, {all}: {what}, since {why}")
     };
     memory.iter().map(shown).collect()
+}
+
+/// Why a program stood still until its GPU had done its work, where that took so long.
+fn waits(waited: &[WorkWait], least_us: u64) -> String {
+    let long = waited.iter().filter(|wait| wait.duration_us >= least_us);
+    let shown = |WorkWait { why, duration_us }: &WorkWait| {
+        format!("\nfor {} ms of that it waited for its GPU's work, since {why}", milliseconds(*duration_us))
+    };
+    long.map(shown).collect()
 }
 
 /// How fast a program writes.
@@ -103,7 +119,7 @@ pub fn trace(trace: &Trace) -> String {
     let word = operation(trace.operation);
     let problem = trace.problem.iter().map(|problem| format!("\nit failed: {problem}")).collect::<String>();
     let table = phases(&trace.phases, trace.total_us, trace.stopped_us);
-    let memory = ways(&trace.memory) + &written(trace.written.as_ref());
+    let memory = waits(&trace.waited, 0) + &ways(&trace.memory) + &written(trace.written.as_ref());
     format!("{word} {:?}, {}\n{table}{memory}{problem}", trace.image, trace.began)
 }
 

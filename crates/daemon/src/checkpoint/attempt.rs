@@ -163,6 +163,7 @@ impl<'a> Attempt<'a> {
             warnings: self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             phases: self.timeline.phases(),
             memory: self.timeline.memory(),
+            waited: self.timeline.waited(),
             written: self.timeline.written(),
         }
     }

@@ -184,6 +184,7 @@ fn report(
         warnings,
         phases: timeline.phases(),
         memory: timeline.memory(),
+        waited: timeline.waited(),
         written: None,
     }
 }

@@ -240,6 +240,7 @@ pub fn restore(
         warnings: [warnings, damaged_advice].concat(),
         phases: timeline.phases(),
         memory: Vec::new(),
+        waited: Vec::new(),
         written: None,
     })
 }

@@ -57,6 +57,7 @@ impl Tracing {
             problem: result.as_ref().err().map(ToString::to_string),
             phases: timeline.phases(),
             memory: timeline.memory(),
+            waited: timeline.waited(),
             written: timeline.written(),
         };
         match &result {
@@ -140,6 +141,7 @@ mod tests {
             problem: None,
             phases: Vec::new(),
             memory: Vec::new(),
+            waited: Vec::new(),
             written: None,
         }
     }

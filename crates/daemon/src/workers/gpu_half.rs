@@ -68,6 +68,7 @@ pub fn save(worker: &Worker, staging: &Path, contents: Contents, timeline: &Time
     let (action, start_us) = ("save the GPU half", timeline.elapsed_us());
     let mut saved = worker.ask(action, ask::Save { staging: text(staging), contents }, &[])?;
     timeline.note_memory(saved.memory.take());
+    timeline.note_wait(saved.waited.take());
     parts(action, saved, &timeline.lane(GPU), start_us)
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Mode;
 use crate::network::Port;
-use crate::worker::{Phase, TransferReport};
+use crate::worker::{Phase, TransferReport, WorkWait};
 
 /// How one checkpoint or restore went, kept with the sandbox that it was done to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,8 @@ pub struct Trace {
     /// As a [`Report`] has it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<TransferReport>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waited: Vec<WorkWait>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<Written>,
 }
@@ -152,6 +154,9 @@ pub struct Report {
     /// How GPU memory came to the image of a program that goes on, for each of its processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<TransferReport>,
+    /// Why such a program stood still for what its GPU had to do, for each of its processes that did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waited: Vec<WorkWait>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<Written>,
 }

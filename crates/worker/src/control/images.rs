@@ -28,13 +28,14 @@ impl Control {
         if self.await_work(contents)? {
             timer.lap("the program's work", 0);
         }
+        let waited = self.waited.take();
         let ahead = std::mem::take(&mut self.ahead);
         let save = move |dispatcher: &mut Dispatcher, stop: &AtomicBool| {
             image::save(dispatcher, &staging, contents, (code, ahead, timer), stop)
         };
         let (saved, left) = self.work(stream, save)?;
         self.left = left;
-        Ok(saved)
+        Ok(Saved { waited, ..saved })
     }
 
     /// Writes what can be written of GPU memory while the program runs.
@@ -129,14 +130,14 @@ impl Control {
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
         let (parts, phases) = drained?;
-        Ok(Saved { parts, phases, memory: None })
+        Ok(Saved { parts, phases, ..Saved::default() })
     }
 
     pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Saved, ControlError> {
         let save =
             move |dispatcher: &mut Dispatcher, _: &AtomicBool| image::save_pinned(dispatcher, &staging);
         let (parts, phases) = self.work(stream, save)?;
-        Ok(Saved { parts, phases, memory: None })
+        Ok(Saved { parts, phases, ..Saved::default() })
     }
 
     pub(super) fn restore(

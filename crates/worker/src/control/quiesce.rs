@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, ToClient};
 use rekindle_protocol::tuning;
-use rekindle_protocol::worker::Contents;
+use rekindle_protocol::worker::{Contents, WorkWait};
 
 use super::{Control, ControlError};
-use crate::dispatch::{DispatchError, Dispatcher, QuiesceLevel};
+use crate::dispatch::{DispatchError, Dispatcher, QuiesceLevel, Rest};
 use crate::driver_half;
 use crate::image::{self, CodePreCopy};
 use crate::link::Answer;
@@ -17,6 +17,8 @@ use crate::link::Answer;
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
 /// How long what a restore has left behind may take to come to rest.
 const STAND_LIMIT: Duration = Duration::from_secs(30);
+/// A wait for the GPU that took less is none.
+const WAIT: Duration = Duration::from_millis(1);
 /// What the client is given beyond the limit that it was told, to answer that it could not keep it.
 const ANSWER_SLACK: Duration = Duration::from_secs(1);
 
@@ -36,6 +38,7 @@ impl Control {
         }
         let began = Instant::now();
         self.quiesced = true;
+        self.waited = None;
         let blocks = if contents == Contents::Shadowed { self.ahead.take_blocks() } else { None };
         self.remote.run(move |dispatcher| {
             let blocks = blocks.or_else(|| image::blocks(&dispatcher.client, contents));
@@ -60,8 +63,16 @@ impl Control {
             let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
             let beside = contents == Contents::Shadowed && !self.waits_for_work && !shares;
             let wanted = if beside { QuiesceLevel::Requests } else { QuiesceLevel::Work };
+            let since = Instant::now();
             let rest = self.remote.drain(wanted, left)?;
-            self.undone = (rest == QuiesceLevel::Requests).then_some(limit);
+            if rest.level == QuiesceLevel::Requests {
+                self.undone = Some(limit);
+            } else if contents == Contents::Shadowed {
+                let shares = shares.then_some("it has memory or events that other processes have too");
+                let once = "its work did not end the last time that it stood still";
+                let once = self.waits_for_work.then_some(once);
+                self.note_wait(since, shares.or(once).or(rest.why));
+            }
             Ok(quiesced)
         });
         drained.inspect_err(|_| self.let_go())
@@ -87,8 +98,20 @@ impl Control {
         let Some(limit) = self.undone.take() else { return Ok(false) };
         let behind = contents == Contents::Shadowed && !tuning::is(tuning::BEHIND, "off");
         let wanted = if behind { QuiesceLevel::Enqueued } else { QuiesceLevel::Work };
-        let come = self.remote.drain(wanted, limit).inspect_err(|_| self.waits_for_work = true)?;
-        Ok(come == QuiesceLevel::Work)
+        let since = Instant::now();
+        let Rest { level, why } =
+            self.remote.drain(wanted, limit).inspect_err(|_| self.waits_for_work = true)?;
+        let off = "images are to wait for it (`gpu.behind=off`)";
+        self.note_wait(since, why.or((!behind && contents == Contents::Shadowed).then_some(off)));
+        Ok(level == QuiesceLevel::Work)
+    }
+
+    /// The program has stood still for this reason, if for one.
+    fn note_wait(&mut self, since: Instant, why: Option<&str>) {
+        let took = since.elapsed();
+        if let Some(why) = why.filter(|_| took >= WAIT) {
+            self.waited = Some(WorkWait { why: why.to_string(), duration_us: took.as_micros() as u64 });
+        }
     }
 
     /// Detaches the driver half of the client while that runs, if it can give it up; whether it did.

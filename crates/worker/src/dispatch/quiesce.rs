@@ -27,6 +27,14 @@ pub(crate) enum QuiesceLevel {
     Work,
 }
 
+/// What a program has come to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rest {
+    pub level: QuiesceLevel,
+    /// Why it has waited for the GPU, if it has.
+    pub why: Option<&'static str>,
+}
+
 /// Somebody waits for rest.
 struct Drain {
     wanted: QuiesceLevel,
@@ -34,7 +42,7 @@ struct Drain {
     since: Instant,
     /// Why it waits for the GPU.
     why: Option<&'static str>,
-    answer: Sender<Result<QuiesceLevel, DispatchError>>,
+    answer: Sender<Result<Rest, DispatchError>>,
 }
 
 impl Dispatcher {
@@ -51,7 +59,7 @@ impl Dispatcher {
         &mut self,
         wanted: QuiesceLevel,
         limit: Duration,
-        answer: Sender<Result<QuiesceLevel, DispatchError>>,
+        answer: Sender<Result<Rest, DispatchError>>,
     ) {
         if self.is_leaving() {
             let _ = answer.send(Err(DispatchError::Leaving));
@@ -79,7 +87,7 @@ impl Dispatcher {
         let given = worked == 0 && loaded && self.rings_are_empty();
         let work_goes_on = given && wanted == QuiesceLevel::Requests && self.work_needs_nobody();
         let settled = given && self.client.waiting.is_empty();
-        if settled && wanted == QuiesceLevel::Enqueued && self.work_needs_nobody() && self.is_enqueued() {
+        if given && wanted == QuiesceLevel::Enqueued && self.is_enqueued(settled) {
             return;
         }
         let result = match settled.then(|| self.client.settle()) {
@@ -90,11 +98,16 @@ impl Dispatcher {
             Some(Err(problem)) => Err(problem),
             _ if work_goes_on => {
                 if let Some(drain) = self.stopping.as_mut().and_then(|stopping| stopping.drain.take()) {
-                    let _ = drain.answer.send(Ok(QuiesceLevel::Requests));
+                    let _ = drain.answer.send(Ok(Rest { level: QuiesceLevel::Requests, why: None }));
                 }
                 return;
             }
-            _ if since.elapsed() < limit => return,
+            _ if since.elapsed() < limit => {
+                if let Some(needs) = self.work_needs().filter(|_| given && wanted == QuiesceLevel::Requests) {
+                    self.note_why(needs);
+                }
+                return;
+            }
             _ if !loaded => Err(DispatchError::Loading { limit }),
             _ => Err(DispatchError::Working { limit }),
         };
@@ -106,37 +119,56 @@ impl Dispatcher {
             };
             self.activity = Activity::Quiesced(Quiesced { blocks, shared, behind: false });
         }
-        let _ = drain.answer.send(result.map(|()| QuiesceLevel::Work));
+        let _ = drain.answer.send(result.map(|()| Rest { level: QuiesceLevel::Work, why: drain.why }));
     }
 
-    /// Whether the program stands still though the GPU works for it: a copy of its memory can come behind that.
-    fn is_enqueued(&mut self) -> bool {
+    /// Whether the program stands still though the GPU works for it: a copy of its memory can come behind that. It is `settled`
+    /// if nobody waits for an answer that this work has.
+    fn is_enqueued(&mut self, settled: bool) -> bool {
         if self.client.is_at_rest() {
             return false;
         }
-        match self.client.has_to_wait() {
-            Ok(None) => {}
-            Ok(Some(why)) => {
-                let drain = self.stopping.as_mut().and_then(|stopping| stopping.drain.as_mut());
-                if drain.is_some_and(|drain| drain.why.replace(why) != Some(why)) {
-                    log::info!("an image waits for what the GPU has to do: {why}");
-                }
-                return false;
+        let needs = self.work_needs();
+        let why = if needs.is_some() {
+            needs
+        } else if !settled {
+            Some("it waits for bytes from the GPU, or frees memory behind its work")
+        } else {
+            match self.client.has_to_wait() {
+                Ok(why) => why,
+                // Whoever waits for the GPU meets it.
+                Err(_) => return false,
             }
-            // Whoever waits for the GPU meets it.
-            Err(_) => return false,
+        };
+        if let Some(why) = why {
+            self.note_why(why);
+            return false;
         }
         let Some(QuiesceState { blocks, drain: Some(drain) }) = self.stopping.take() else { return false };
         self.activity = Activity::Quiesced(Quiesced { blocks, shared: None, behind: true });
-        let _ = drain.answer.send(Ok(QuiesceLevel::Enqueued));
+        let _ = drain.answer.send(Ok(Rest { level: QuiesceLevel::Enqueued, why: drain.why }));
         true
+    }
+
+    fn note_why(&mut self, why: &'static str) {
+        let drain = self.stopping.as_mut().and_then(|stopping| stopping.drain.as_mut());
+        if drain.is_some_and(|drain| drain.why.replace(why) != Some(why)) {
+            log::info!("an image waits for what the GPU has to do: {why}");
+        }
     }
 
     /// Whether what the GPU has to do comes to its end while the program does nothing.
     fn work_needs_nobody(&self) -> bool {
-        matches!(self.activity, Activity::Running)
-            && self.client.waiting.is_nobody_waiting()
-            && !self.client.work_needs_program()
+        self.work_needs().is_none()
+    }
+
+    fn work_needs(&self) -> Option<&'static str> {
+        let is = |found: bool, what| found.then_some(what);
+        None.or_else(|| {
+            is(!matches!(self.activity, Activity::Running), "what it has came from an image of late")
+        })
+        .or_else(|| is(!self.client.waiting.is_nobody_waiting(), "threads of it wait for the GPU's answers"))
+        .or_else(|| is(self.client.work_needs_program(), "its work may call it, or wait for values of its"))
     }
 
     /// The program goes on, or is not to stop after all.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_ring::Board;
 
-use super::{DispatchError, Dispatcher, Ended, QuiesceLevel};
+use super::{DispatchError, Dispatcher, Ended, QuiesceLevel, Rest};
 
 type Command = Box<dyn FnOnce(&mut Dispatcher) + Send>;
 
@@ -94,8 +94,8 @@ impl Remote {
         DispatchError::Over(problem.unwrap_or_else(|| "the worker is ending".to_string()))
     }
 
-    /// Waits until a program that makes no more calls has come to such a rest, or to more: which.
-    pub(crate) fn drain(&self, wanted: QuiesceLevel, limit: Duration) -> Result<QuiesceLevel, DispatchError> {
+    /// Waits until a program that makes no more calls has come to such a rest, or to more.
+    pub(crate) fn drain(&self, wanted: QuiesceLevel, limit: Duration) -> Result<Rest, DispatchError> {
         let (answer, result) = channel();
         self.run(move |dispatcher| dispatcher.drain(wanted, limit, answer));
         result.recv().unwrap_or_else(|_| Err(self.problem()))

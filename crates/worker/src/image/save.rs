@@ -160,7 +160,7 @@ pub(crate) fn save(
         Ok(parts) => {
             let context = SaveContext { since: timer.began(), reference };
             client.shadow = cut.drain(client, drained, gpus, blocks, context);
-            Ok((protocol::Saved { parts, phases: timer.phases(), memory: taken }, left))
+            Ok((protocol::Saved { parts, phases: timer.phases(), memory: taken, waited: None }, left))
         }
         Err(error) => {
             cut.close(client);
