@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ HELD = {**CHECKED, "REKINDLE_FAULT": "drain-begun:hang"}
 class Steps:
     """The program, which takes as many steps as it is told."""
 
-    def __init__(self, rekindle, fill=0):
+    def __init__(self, rekindle, fill=0, options=()):
         self.rekindle, self.limit, self.count = rekindle, rekindle.root / "limit", 0
         self.set(0)
-        rekindle.run("steps", sys.executable, PROGRAM, self.limit, fill)
+        rekindle("run", "-d", "--name", "steps", "--gpu", rekindle.gpu, *options, "--", sys.executable, PROGRAM, self.limit, fill)
         assert rekindle.wait_lines("steps", 1) == ["ready"], rekindle.lines("steps")
 
     def set(self, limit):
@@ -181,11 +182,12 @@ def test_the_next_image_copies_only_what_has_changed():
 BEHIND = PROGRAM.with_name("behind.py")
 
 
-def behind(rekindle, *kind):
+def behind(rekindle, *kind, program=BEHIND, options=()):
     """A program that has long kernels enqueued, and the folder that it looks into."""
     place = rekindle.root / "behind"
     place.mkdir()
-    rekindle.run("behind", sys.executable, BEHIND, place, LONG, *kind)
+    command = (sys.executable, program, place, LONG, *kind)
+    rekindle("run", "-d", "--name", "behind", "--gpu", rekindle.gpu, *options, "--", *command)
     assert rekindle.wait_lines("behind", 1) == ["enqueued"], rekindle.lines("behind")
     return place
 
@@ -201,37 +203,124 @@ def ran_on_before_the_gpu_was_done(report):
     return begins.get("the program's work", 0) > begins["quiesce"] + report["stopped_us"]
 
 
+def cut(rekindle, place, is_checked=False):
+    """Takes the program that has kernels enqueued, and has it go on before they have ended; then it is to look."""
+    begun = rekindle.begin("checkpoint", "behind", "--to", "image", "--leave-running", "--json")
+    rekindle.reached("frozen")
+    (place / "on").touch()
+    rekindle.let_go("frozen")
+    assert rekindle.wait_lines("behind", 2)[1] == "went on"
+    report = json.loads(begun.end())
+    assert is_checked or ran_on_before_the_gpu_was_done(report), report["phases"]
+    assert "waited" not in report, report["waited"]
+    (place / "look").touch()
+
+
+def looks_again(rekindle, place):
+    """What is in the image."""
+    for file in place.iterdir():
+        file.unlink()
+    (place / "look").touch()
+    rekindle.restore("image", "restored")
+    return rekindle.wait_end("restored")
+
+
+SHARED = ("--share", "us")
 # With pinned memory that nothing writes to, and to which a copy or a kernel does, the last by an address in memory.
 PINNED = ["unwritten", "pinned", "argument", "hidden"]
+CHECK = ",gpu.shadow=check"
+CUTS = [*((kind, check, ()) for kind in ["", *PINNED] for check in ["", CHECK])]
+CUTS += [("", "", SHARED), ("hidden", "", SHARED), ("", "", (*SHARED, "--share-memory", "lazy"))]
 
 
-@pytest.mark.parametrize("check", ["", ",gpu.shadow=check"], ids=["", "checked"])
-@pytest.mark.parametrize("kind", ["", *PINNED])
-def test_an_image_has_what_enqueued_work_leaves_and_nothing_of_what_comes_after(kind, check):
+@pytest.mark.parametrize(("kind", "check", "options"), CUTS)
+def test_an_image_has_what_enqueued_work_leaves_and_nothing_of_what_comes_after(kind, check, options):
     with Rekindle(REKINDLE_TUNING=f"gpu.moment=off{check}", REKINDLE_FAULT="frozen:hang") as rekindle:
-        place = behind(rekindle, kind)
-        begun = rekindle.begin("checkpoint", "behind", "--to", "image", "--leave-running", "--json")
-        rekindle.reached("frozen")
-        (place / "on").touch()
-        rekindle.let_go("frozen")
-        report = json.loads(begun.end())
-        assert check or ran_on_before_the_gpu_was_done(report), report["phases"]
-        (place / "look").touch()
+        place = behind(rekindle, kind, options=options)
+        cut(rekindle, place, is_checked=bool(check))
         lines = rekindle.wait_end("behind")
         assert lines[:3] == ["enqueued", "went on", "gave back"]
         # The step that comes after all kernels writes to memory of the GPU alone.
         assert lines[4:] == [*pinned(kind, lines), f"buffer {left(lines, 5)}", "new 77", "legacy 77", "mapped 4"]
-        for file in place.iterdir():
-            file.unlink()
-        (place / "look").touch()
-        rekindle.restore("image", "restored")
-        lines = rekindle.wait_end("restored")
+        lines = looks_again(rekindle, place)
         assert lines[1:] == [*pinned(kind, lines), f"buffer {left(lines)}", "new 1", "legacy 2", "freed 3", "mapped 4"]
 
 
 def pinned(kind, lines):
     """What a program of this kind says of pinned memory after what it has counted."""
     return {"": [], "timed": [], "unwritten": ["pinned 0"], "forked": ["pinned 0"]}.get(kind, [f"pinned {left(lines)}"])
+
+
+@pytest.mark.parametrize("options", [(), SHARED], ids=["alone", "shared"])
+def test_the_cut_of_several_gpus_is_one(options):
+    with Rekindle("emulated:devices=3", REKINDLE_TUNING="gpu.moment=off", REKINDLE_FAULT="frozen:hang") as rekindle:
+        place = behind(rekindle, program=BEHIND.with_name("gpus.py"), options=options)
+        cut(rekindle, place)
+        lines = rekindle.wait_end("behind")
+        assert lines[3:] == [f"result {left(lines)}", "second's own 77", "by second 77", "by third 77"]
+        lines = looks_again(rekindle, place)
+        assert lines[1:] == [f"result {left(lines)}", "second's own 1", "by second 2", "by third 3"]
+
+
+def test_images_of_several_gpus_are_what_memory_held():
+    with Rekindle("emulated:devices=3", REKINDLE_TUNING="gpu.moment=off,gpu.shadow=check") as rekindle:
+        place = behind(rekindle, program=BEHIND.with_name("gpus.py"))
+        for number in range(2):
+            report = rekindle.json("checkpoint", "behind", "--to", f"image-{number}", "--leave-running")
+            assert "waited" not in report, report["waited"]
+            rekindle("verify", f"image-{number}")
+        (place / "look").touch()
+        lines = rekindle.wait_end("behind")
+        assert f"result {left(lines)}" in lines
+
+
+def test_copies_that_wait_for_their_turn_on_the_link_come_before_the_cut():
+    with Rekindle(REKINDLE_TUNING="gpu.moment=off", REKINDLE_FAULT="frozen:hang", REKINDLE_LINK="piece=256K,window=1M") as rekindle:
+        place = behind(rekindle, "uploads", options=SHARED)
+        cut(rekindle, place)
+        rekindle.wait_end("behind")
+        lines = looks_again(rekindle, place)
+        (count,) = (line.split()[1] for line in lines if line.startswith("count"))
+        assert lines[1:] == [f"buffer {left(lines)}", "new 1", "legacy 2", "freed 3", "mapped 4", f"uploaded {(int(count) - 1) % 7}"]
+
+
+def test_programs_of_a_context_do_not_wait_for_a_copy_of_another_one():
+    with Rekindle(REKINDLE_TUNING="gpu.moment=off", REKINDLE_FAULT="drain-begun:hang") as rekindle:
+        steps, place = Steps(rekindle, options=SHARED), behind(rekindle, options=SHARED)
+        assert rekindle.sandbox("steps")["workers"] == rekindle.sandbox("behind")["workers"]
+        steps.take(1)
+        began = time.monotonic()
+        begun = rekindle.begin("checkpoint", "behind", "--to", "image", "--leave-running", "--json")
+        rekindle.reached("drain-begun")
+        rekindle.let_go("drain-begun")
+        steps.take(3)
+        took_us = (time.monotonic() - began) * 1e6
+        report = json.loads(begun.end())
+        assert ran_on_before_the_gpu_was_done(report), report["phases"]
+        work = next(phase for phase in report["phases"] if phase["name"] == "the program's work")
+        assert took_us < work["start_us"] + work["duration_us"], "its answers came before the copy was made"
+        (place / "look").touch()
+        lines = rekindle.wait_end("behind")
+        assert f"buffer {left(lines)}" in lines
+        steps.take(1)
+
+
+def test_a_program_that_ends_before_its_copy_is_made_leaves_its_context_to_others():
+    with Rekindle(REKINDLE_TUNING="gpu.moment=off", REKINDLE_FAULT="drain-begun:hang") as rekindle:
+        steps = Steps(rekindle, options=SHARED)
+        behind(rekindle, options=SHARED)
+        begun = rekindle.begin("checkpoint", "behind", "--to", "image", "--leave-running", "--json")
+        rekindle.reached("drain-begun")
+        rekindle.let_go("drain-begun")
+        os.kill(rekindle.sandbox("behind")["pid"], signal.SIGKILL)
+        with pytest.raises(CommandError):
+            begun.end()
+        rekindle.wait(lambda: not rekindle.sandbox("behind")["pid"], "the program's end")
+        steps.take(2)
+        assert not images(rekindle)
+        rekindle("checkpoint", "steps", "--to", "image", "--leave-running")
+        steps.take(1)
+        rekindle("verify", "image")
 
 
 def last_trace(rekindle, name):
@@ -279,9 +368,11 @@ def test_an_image_of_a_program_that_writes_to_pinned_memory_meanwhile_is_taken_a
             assert "pinned 55" in lines, lines
 
 
-def test_images_of_enqueued_work_are_what_memory_held():
+@pytest.mark.parametrize("options", [(), SHARED], ids=["alone", "shared"])
+def test_images_of_enqueued_work_are_what_memory_held(options):
     with Rekindle(REKINDLE_TUNING="gpu.moment=off,gpu.shadow=check") as rekindle:
-        rekindle.run("busy", sys.executable, BUSY, LONG, rekindle.root / "end")
+        command = (sys.executable, BUSY, LONG, rekindle.root / "end")
+        rekindle("run", "-d", "--name", "busy", "--gpu", rekindle.gpu, *options, "--", *command)
         rekindle.wait(lambda: len(rekindle.lines("busy")) > 2, "kernels")
         for number in range(3):
             rekindle("checkpoint", "busy", "--to", f"image-{number}", "--leave-running")

@@ -4,7 +4,7 @@ It prints `enqueued`. When the file `touch` is there it writes to pinned memory 
 on`. When `look` is there it waits for the GPU, prints how many kernels there were and what memory holds, a line for each, and ends.
 Kinds: `pinned` has each kernel's result copied to pinned memory, `argument` has a kernel write it there, `hidden` so by an address
 in memory, `unwritten` has pinned memory, `timed` records an event that keeps time behind each, `forked` has it and a child that has it
-mapped too.
+mapped too, `uploads` has a number copied from pinned memory behind each.
 """
 
 import collections
@@ -61,11 +61,15 @@ def main(directory, rounds, kind):
     memory = {name: upload(np.full(BYTES // 4, number + 1, np.uint32)) for number, name in enumerate(NAMES[:3])}
     memory["mapped"] = mapped.address
     call("cuMemsetD32", mapped.address, 4, BYTES // 4)
-    pinned = call("cuMemHostAlloc", THREADS * 4, 0) if kind not in ("", "timed") else None
+    pinned = call("cuMemHostAlloc", THREADS * 4, 0) if kind not in ("", "timed", "uploads") else None
     if pinned:
         at(pinned, THREADS, np.uint32)[:] = 0
     if kind == "forked" and os.fork() == 0:
         signal.pause()
+    if kind == "uploads":
+        memory["uploaded"] = upload(np.zeros(BYTES // 4, np.uint32))
+        numbers = at(call("cuMemHostAlloc", (AHEAD + 1) * BYTES, 0), (AHEAD + 1) * BYTES // 4, np.uint32).reshape(AHEAD + 1, -1)
+        numbers[:] = np.arange(AHEAD + 1)[:, None]
     stream = call("cuStreamCreate", 1)
     call("cuCtxSynchronize")
     where = upload(np.array([int(pinned or 0)], np.uint64))
@@ -79,6 +83,9 @@ def main(directory, rounds, kind):
             module.put(1, THREADS, np.uint64(int(pinned)), buffer, stream=stream)
         if kind == "hidden":
             module.put_there(1, THREADS, where, buffer, stream=stream)
+        if kind == "uploads":
+            source = numbers[count % len(numbers)]
+            call("cuMemcpyHtoDAsync", memory["uploaded"], source.ctypes.data, BYTES, stream)
         event = call("cuEventCreate", 0 if kind == "timed" else 2)
         call("cuEventRecord", event, stream)
         return event

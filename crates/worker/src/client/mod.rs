@@ -9,6 +9,7 @@ mod behind;
 mod capture;
 mod constants;
 mod context;
+mod copy_order;
 mod copy_room;
 mod demand;
 mod events;
@@ -258,6 +259,7 @@ impl Client {
                     context.heap.recycle_through(view.clone());
                 }
             }
+            self.begin_behind_copies(device)?;
         }
         self.bind(device)
     }

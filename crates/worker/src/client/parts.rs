@@ -120,7 +120,7 @@ impl Client {
     }
 
     /// Has a stream of this worker's come after all that a device was given by now.
-    pub(crate) fn come_after_all(&mut self, device: usize, stream: Stream) -> Result<()> {
+    pub(super) fn come_after_all(&mut self, device: usize, stream: Stream) -> Result<()> {
         let streams = self.streams_of(device, None)?;
         self.come_after(device, stream, &streams)?;
         for orphan in self.orphans(device)? {
@@ -141,7 +141,7 @@ impl Client {
     }
 
     /// Has all that a device is given from now on come after an event of the stream of copies, in streams too that are made later.
-    pub(crate) fn begin_all_behind(&mut self, device: usize, event: Event) -> Result<()> {
+    pub(super) fn begin_all_behind(&mut self, device: usize, event: Event) -> Result<()> {
         let streams = self.streams_of(device, None)?;
         self.hold(device, None, &streams, event)?;
         self.context_mut(device)?.copies_first = true;

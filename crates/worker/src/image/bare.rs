@@ -9,7 +9,7 @@ use rekindle_cuda::{CUDA_ERROR_UNKNOWN, CuResult};
 use rekindle_store::{Staging, Store};
 
 use super::code_pre_copy::CodePreCopy;
-use super::error::{Error, Result};
+use super::error::{Error, Result, device};
 use super::save::{check_globals, devices, graphs, put_state, streams_and_events};
 use super::save_code;
 use super::save_memory::{self, MemoryFate, Window};
@@ -35,6 +35,7 @@ pub(crate) fn save_bare(client: &mut Client, store: &Path, name: &str) -> Result
     // Threads take it themselves: their rings are where they were.
     state.uncollected.clear();
     graphs(client, &mut state);
+    client.trim_all().map_err(device("free what the program has freed"))?;
     save_memory::plan(client, &staging, &mut state, MemoryFate::Elsewhere)?;
     let mut parts = save_code::modules(client, &staging, &mut state, CodePreCopy::default())?;
     parts.push(put_state(&staging, &state, &mut Timer::start())?);

@@ -80,6 +80,10 @@ pub(crate) fn save(
         client.leave_shared(&mut left).map_err(device("leave behind what processes of the program share"))?;
     }
     let kept = if contents == Contents::Left { MemoryFate::Left(&mut left) } else { MemoryFate::Saved };
+    if !behind {
+        // Else there is none that counts as the program's, and to unmap what others have by now waits for the GPU.
+        client.trim_all().map_err(device("free what the program has freed"))?;
+    }
     let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
     if behind {

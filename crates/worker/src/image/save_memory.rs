@@ -31,7 +31,7 @@ pub(super) enum MemoryFate<'l> {
     Elsewhere,
 }
 
-/// Describes all of GPU memory, and makes it readable if it is to be saved.
+/// Describes all of GPU memory, and makes it readable if it is to be saved. What the program has freed was given back.
 pub(super) fn plan(
     client: &mut Client,
     staging: &Staging,
@@ -40,7 +40,6 @@ pub(super) fn plan(
 ) -> Result<Plan> {
     let export =
         |gpu: &dyn Device, memory| gpu.memory_export(memory).map_err(device("leave a buffer behind"));
-    client.trim_all().map_err(device("free what the program has freed"))?;
     let mut work = Vec::new();
     for (index, context) in client.contexts.iter().enumerate() {
         let Some(context) = context else { continue };

@@ -89,14 +89,13 @@ impl Copies {
 
     /// Behind the copy all of it is hashed at once: each chunk by itself would wait for the program's kernels later.
     fn fill(&mut self, client: &mut Client) -> rekindle_device::Result<()> {
+        if self.behind {
+            client.have_copies_follow_work()?;
+        }
         for (index, filled) in &self.filled {
             client.bind(*index)?;
             let context = client.context(*index)?;
-            let (gpu, hasher) = (context.device.clone(), context.gpu.hasher.clone());
-            let stream = stream(&context.gpu.copies);
-            if self.behind {
-                client.come_after_all(*index, stream)?;
-            }
+            let (gpu, stream) = (context.device.clone(), stream(&context.gpu.copies));
             let mut to = filled.start;
             for (location, _) in self.work.iter_mut().filter(|(location, _)| location.device == *index) {
                 gpu.copy(to, location.address, location.bytes, stream)?;
@@ -106,14 +105,15 @@ impl Copies {
             let event = gpu.event_create(DISABLE_TIMING)?;
             gpu.event_record(event, stream, 0)?;
             self.under_way.push((*index, event));
-            if self.behind {
-                client.begin_all_behind(*index, event)?;
-                let copied = gpu.event_create(DISABLE_TIMING)?;
-                gpu.event_record(copied, stream, 0)?;
-                client.heap(*index)?.note_copy(copied);
-            }
-            if let Some(hasher) = &hasher {
-                hashing(*index, filled).enqueue(hasher, stream)?;
+        }
+        if self.behind {
+            client.have_work_follow_copies()?;
+        }
+        for (index, filled) in &self.filled {
+            client.bind(*index)?;
+            let gpu = &client.context(*index)?.gpu;
+            if let Some(hasher) = &gpu.hasher {
+                hashing(*index, filled).enqueue(hasher, stream(&gpu.copies))?;
             }
         }
         Ok(())

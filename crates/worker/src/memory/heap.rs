@@ -74,6 +74,16 @@ impl Heap {
         waited
     }
 
+    /// Whether such copies are under way.
+    pub(super) fn is_being_copied(&mut self) -> bool {
+        let Some(event) = self.copied else { return false };
+        if let Ok(true) = self.device.event_query(event) {
+            self.copied = None;
+            let _ = self.device.event_destroy(event);
+        }
+        self.copied.is_some()
+    }
+
     pub(crate) fn granularity(&self) -> u64 {
         self.granularity
     }

@@ -59,11 +59,11 @@ impl Heap {
 
     /// Has others take the memory of a freed allocation that no work uses any more. It stays the program's until somebody does.
     pub(crate) fn pass_on(&mut self, address: u64) {
-        let Some(recycler) = &self.recycler else { return };
         // What is being copied of it without the program's knowledge needs it as it is.
-        if self.copied.is_some() {
+        if self.recycler.is_none() || self.is_being_copied() {
             return;
         }
+        let Some(recycler) = &self.recycler else { return };
         let Some(buffer) = self.buffers.get_mut(&address) else { return };
         let is_freed = matches!(buffer.content, Content::Large { freed: true, .. });
         let is_others = buffer.shared || buffer.declared.is_some() || buffer.export.is_some();
