@@ -383,6 +383,16 @@ def test_images_of_enqueued_work_are_what_memory_held(options):
         assert rekindle.wait_end("restored")[-1].startswith("ok")
 
 
+def test_a_moment_that_did_not_come_is_waited_for_less_the_next_time():
+    with Rekindle() as rekindle:
+        behind(rekindle)
+        reports = [rekindle.json("checkpoint", "behind", "--to", f"image-{n}", "--leave-running") for n in range(2)]
+        phases = [phase for report in reports for phase in report["phases"]]
+        first, second = (phase["duration_us"] for phase in phases if phase["name"] == "wait for a moment")
+        assert second < first / 2, (first, second)
+        assert all(ran_on_before_the_gpu_was_done(report) for report in reports)
+
+
 def test_without_it_programs_wait_for_the_gpu_and_it_is_said_for_how_long():
     with Rekindle(REKINDLE_TUNING="gpu.moment=off,gpu.behind=off") as rekindle:
         behind(rekindle)

@@ -6,11 +6,13 @@ import signal
 import statistics
 import time
 
-from cut import rows, wait_for_step
+from cut import AHEAD, TRAINED_AHEAD, rows, wait_for_step
 from programs import python_program, wait_for
 from rekindle import Rekindle
 
-PROGRAMS = ["gpt2-train", "gpt2-large-train"]
+# How each is run. The last one never waits for its GPU to rest.
+PROGRAMS = {name: (name,) for name in ("gpt2-train", "gpt2-large-train")}
+PROGRAMS["encoder-train ahead"] = (TRAINED_AHEAD, "--ahead", AHEAD)
 # Steps before anything is measured, of the rate, and between two kills.
 WARM, BASE, EVERY = 6, 30, 8
 KILLS = 5
@@ -23,14 +25,14 @@ def rate(file):
 
 def unharmed(rekindle, name, program, file):
     """A run without `--mend`: seconds a step, and the digest of each."""
-    rekindle.run(name, *python_program(program, "--train", file))
+    rekindle.run(name, *python_program(*program, "--train", file))
     wait_for_step(rekindle, name, file, WARM + BASE + (KILLS + 2) * EVERY, limit=600)
     rekindle("kill", name)
     return rate(file), {i: digest for i, _, digest in rows(file)}
 
 
 def harmed(rekindle, name, program, file, how, step, digests):
-    rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, f"--mend={how}", "--", *python_program(program, "--train", file))
+    rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, f"--mend={how}", "--", *python_program(*program, "--train", file))
     wait_for_step(rekindle, name, file, WARM + BASE, limit=600)
     own_step, quiet = rate(file), rekindle.sandbox(name)["mending"]
     kills = []
@@ -66,15 +68,18 @@ def harmed(rekindle, name, program, file, how, step, digests):
     }
 
 
-def measure(binaries, memory, work, note):
-    """`note(name, rekindle, function)` keeps each row."""
-    for program in PROGRAMS:
-        with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"mend-{program}") as rekindle:
+def measure(binaries, memory, work, note, only):
+    """`note(name, rekindle, function)` keeps each row; `only` are names of programs."""
+    for label, program in PROGRAMS.items():
+        if label not in (only or PROGRAMS):
+            continue
+        where = label.replace(" ", "-")
+        with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"mend-{where}") as rekindle:
             known = []
             note(
-                f"{program}, unharmed",
+                f"{label}, unharmed",
                 rekindle,
-                lambda: known.append(unharmed(rekindle, "unharmed", program, work / f"{program}-unharmed")) or {"ok": True, "step_s": known[0][0]},
+                lambda: known.append(unharmed(rekindle, "unharmed", program, work / f"{where}-unharmed")) or {"ok": True, "step_s": known[0][0]},
             )
             for how in ("strict", "loose"):
-                note(f"{program}, {how}", rekindle, lambda: harmed(rekindle, f"mended-{how}", program, work / f"{program}-{how}", how, *known[0]))
+                note(f"{label}, {how}", rekindle, lambda: harmed(rekindle, f"mended-{how}", program, work / f"{where}-{how}", how, *known[0]))

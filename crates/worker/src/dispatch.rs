@@ -82,6 +82,8 @@ pub(crate) struct Dispatcher {
     stopping: Option<QuiesceState>,
     /// Somebody waits for its GPUs to have nothing to do.
     moment: Option<Moment>,
+    /// Whether the last one that was waited for did not come.
+    moment_was_missed: bool,
     ended: Option<Ended>,
     spin: Spin,
     /// How long outstanding work is polled without rest.
@@ -113,6 +115,7 @@ impl Dispatcher {
             merge: Merge::new(),
             stopping: None,
             moment: None,
+            moment_was_missed: false,
             ended: None,
             spin: Spin::for_cores(cores),
             eager: if cores <= 4 { Duration::from_micros(20) } else { Duration::from_millis(3) },

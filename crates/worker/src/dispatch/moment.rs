@@ -13,6 +13,8 @@ use super::{Activity, Dispatcher};
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_micros(100);
+/// So much shorter it is waited for where there was none the last time: a program that always has work enqueued may never have one.
+const SHORTER: u32 = 10;
 
 /// Somebody waits for such a moment, until then.
 pub(super) struct Moment {
@@ -21,12 +23,13 @@ pub(super) struct Moment {
 }
 
 impl Dispatcher {
-    /// Tells of the next such moment, or at the limit that there was none.
+    /// Tells of the next such moment, or at the limit that there was none; sooner if there was none the last time.
     pub(crate) fn await_moment(&mut self, limit: Duration, answer: Sender<bool>) {
         if !matches!(self.activity, Activity::Running) {
             let _ = answer.send(false);
             return;
         }
+        let limit = if self.moment_was_missed { limit / SHORTER } else { limit };
         self.moment = Some(Moment { until: Instant::now() + limit, answer });
     }
 
@@ -39,6 +42,7 @@ impl Dispatcher {
             return Some(LOOK);
         }
         if let Some(Moment { answer, .. }) = self.moment.take() {
+            self.moment_was_missed = !is_there;
             let _ = answer.send(is_there);
         }
         None
