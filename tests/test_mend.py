@@ -176,11 +176,12 @@ def test_bases_are_taken_while_the_gpu_works_and_nobody_waits(rekindle):
     program = Program(rekindle, LONG, "kernels", "pinned", "uploads", file=AHEAD)
     program.on()
     before = program.mending()["bases"]
-    rekindle.wait(lambda: program.mending()["bases"] >= before + 6, "six bases")
+    more = 6
+    rekindle.wait(lambda: program.mending()["bases"] >= before + more, f"{more} bases")
     (program.place / "stop").touch()
     (ok, _, slow) = rekindle.wait_end(program.name)[-1].split()
-    # One that is brought to rest waits for its whole queue, each time. A busy machine makes some wait too.
-    assert ok == "ok" and int(slow) < 3, slow
+    # One that is brought to rest waits for its whole queue, for each base. A busy machine makes some wait too.
+    assert ok == "ok" and int(slow) < more, slow
 
 
 @pytest.mark.parametrize(("seed", "rounds"), [(1, BRIEF), (2, LONG), (3, LONG)])

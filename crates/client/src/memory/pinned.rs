@@ -30,6 +30,10 @@ const SLAB: u64 = 2 << 20;
 const LARGEST_SHARED: u64 = 256 << 10;
 const SMALLEST: u64 = 512;
 const PAGE: u64 = 4096;
+/// Where in the range of addresses the first ones are given. Where a kernel's arguments lie, two numbers of four bytes can look like
+/// an address; at the beginning of a range that would be a small one and a round one, such as 512 and 20480, as torch has them. A
+/// worker takes such a kernel for one that uses pinned memory.
+const FIRST: u64 = 0x2b_9c40_0000;
 
 #[derive(Default)]
 struct Pinned {
@@ -63,7 +67,7 @@ impl Pinned {
     /// A free range of addresses, one after the other around the whole `range`.
     fn reserve(&mut self, bytes: u64, range: &Range<u64>) -> Option<u64> {
         let bytes = bytes.checked_next_multiple_of(BLOCK)?;
-        let mut at = self.next.max(range.start);
+        let mut at = if self.next == 0 { range.start + FIRST } else { self.next.max(range.start) };
         for _ in 0..2 {
             while at.checked_add(bytes)? <= range.end {
                 match self.used.range(..at + bytes).next_back() {
@@ -256,6 +260,10 @@ mod tests {
         let first = pinned.reserve(1, &PINNED_RANGE).unwrap();
         let second = pinned.reserve(5 << 20, &PINNED_RANGE).unwrap();
         let third = pinned.reserve(2 << 20, &PINNED_RANGE).unwrap();
+        assert!(
+            first as i32 <= -(1 << 30) && (first >> 32) % 2 == 1,
+            "{first:#x} is no two numbers that programs have"
+        );
         assert_eq!(second, first + (2 << 20));
         assert_eq!(third, second + (6 << 20));
         pinned.used.remove(&second);
