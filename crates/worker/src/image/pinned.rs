@@ -23,7 +23,7 @@ pub(crate) const MOST_PINNED: u64 = 512 << 20;
 pub(super) fn places(client: &Client) -> Vec<PartLocation> {
     let is_copied = client.pinned_bytes() <= MOST_PINNED;
     let pinned = client.pinned.iter().filter(|_| is_copied);
-    pinned.map(|pinned| location(pinned)).collect()
+    pinned.map(location).collect()
 }
 
 /// What is to be copied behind the program's work.
