@@ -120,21 +120,22 @@ def state_and_parent(pid):
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
 
 
-def keeps_a_context(pid, command):
-    """Whether it has a shared context that no program has just now: without a daemon it waits for the next one, and ends."""
+def waits_for_a_daemon(pid, command):
+    """Whether it is a worker that no program has just now, with a context of its own or a shared one: it waits for the next daemon, for
+    a minute at most, and ends."""
     with contextlib.suppress(OSError):
         threads = [(path / "comm").read_text() for path in Path(f"/proc/{pid}/task").iterdir()]
-        return " --shared " in command and not any(name.startswith("client ") for name in threads)
+        return " worker --listen " in command and not any(name.startswith("client") for name in threads)
     return False
 
 
 def see_all_end(root, run_root, limit):
-    """Waits until no process of these directories is left, for so many seconds, but for contexts that are kept; those that are left
-    then are ended, and named."""
+    """Waits until no process of these directories is left, for so many seconds, but for workers that wait for a daemon; those that are
+    left then are ended, and named."""
     last = time.monotonic() + limit
     while left := processes(root, run_root) | inside(run_root):
-        kept = [pid for pid, command in left.items() if keeps_a_context(pid, command)]
-        stuck = {pid: command for pid, command in left.items() if pid not in kept}
+        waiting = [pid for pid, command in left.items() if waits_for_a_daemon(pid, command)]
+        stuck = {pid: command for pid, command in left.items() if pid not in waiting}
         if not stuck or time.monotonic() > last:
             ended = [end(pid, command) for pid, command in left.items()]
             if not stuck:

@@ -101,15 +101,15 @@ def test_a_replay_is_on_time_whatever_becomes_of_requests():
         try:
             if function == 1:
                 raise ValueError("no")
-            time.sleep({0: 0.5, 2: 30}[function])
+            time.sleep({0: 2, 2: 30}[function])
             return f"answer {function}"
         finally:
             with turn:
                 at_once -= 1
 
-    outcomes = replay([(0.0, 0), (0.1, 0), (0.2, 1), (0.2, 2)], call, patience=1)
+    outcomes = replay([(0.0, 0), (0.1, 0), (0.2, 1), (0.2, 2)], call, patience=4)
     assert [one.answer for one in outcomes] == ["answer 0", "answer 0", None, None]
-    assert outcomes[2].error == "ValueError: no" and "not answered 1 s after" in outcomes[3].error
+    assert outcomes[2].error == "ValueError: no" and "not answered 4 s after" in outcomes[3].error
     # The second began while the first was under way, and took no longer for it.
-    assert most >= 3 and all(0.5 <= one.latency < 0.95 for one in outcomes[:2])
+    assert most >= 3 and all(2 <= one.latency < 3.5 for one in outcomes[:2])
     assert outcomes[3].latency is None and all(one.began >= one.due for one in outcomes)

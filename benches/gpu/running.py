@@ -84,11 +84,12 @@ def train_ahead(step, file, ahead):
     """As `train`, of a program that never waits for the GPU to rest: so many steps are enqueued behind the one that it waits for."""
     torch = sys.modules["torch"]
     torch.manual_seed(0)
-    beside, under_way = torch.cuda.Stream(), collections.deque()
+    beside, under_way = None, collections.deque()
     print("ready", flush=True)
     for i in itertools.count():
         result, done = step(i), torch.cuda.Event()
-        done.record()
+        done.record(torch.cuda.current_stream(result.device))
+        beside = beside or torch.cuda.Stream(result.device)
         under_way.append((i, result, done))
         if len(under_way) <= ahead:
             continue

@@ -1,5 +1,6 @@
 //! One emulated GPU: the calls of [`Device`], each checked and handed to the part that does it.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -7,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rekindle_cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNSUPPORTED_LIMIT,
-    CuResult,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_UNSUPPORTED_LIMIT, CuResult,
 };
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
@@ -36,6 +37,11 @@ use crate::space::{GRANULARITY, Space};
 use crate::views::Views;
 use crate::work::{Engine, Executor, Op, Services};
 use crate::{Config, Error};
+
+thread_local! {
+    /// The number of the device that this thread is bound to.
+    static BOUND: Cell<Option<u32>> = const { Cell::new(None) };
+}
 
 pub(crate) struct EmulatedDevice {
     info: DeviceInfo,
@@ -97,6 +103,14 @@ impl EmulatedDevice {
         self.context.scheduler.check()
     }
 
+    /// Work for a device is refused on a thread that is bound to another one, as drivers do.
+    fn check_bound(&self) -> Result<()> {
+        match BOUND.get() {
+            Some(bound) if bound != self.info.index => Err(CUDA_ERROR_INVALID_HANDLE),
+            _ => self.check(),
+        }
+    }
+
     pub fn multiprocessors(&self) -> u32 {
         self.context.scheduler.executor().multiprocessors
     }
@@ -117,6 +131,7 @@ impl Device for EmulatedDevice {
     }
 
     fn bind(&self) -> Result<()> {
+        BOUND.set(Some(self.info.index));
         self.check()
     }
 
@@ -335,6 +350,7 @@ impl Device for EmulatedDevice {
     }
 
     fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {
+        self.check_bound()?;
         self.context.stream_create(flags, priority)
     }
 
@@ -355,6 +371,7 @@ impl Device for EmulatedDevice {
     }
 
     fn event_create(&self, flags: u32) -> Result<Event> {
+        self.check_bound()?;
         self.context.event_create(flags)
     }
 
@@ -363,6 +380,7 @@ impl Device for EmulatedDevice {
     }
 
     fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
+        self.check_bound()?;
         self.context.event_record(event, stream, flags)
     }
 
@@ -379,10 +397,12 @@ impl Device for EmulatedDevice {
     }
 
     fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
+        self.check_bound()?;
         self.context.submit(stream, self.launch_op(function, launch, parameters)?)
     }
 
     fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Result<()> {
+        self.check_bound()?;
         self.copy_3d(&Copy3D::linear(to, from, bytes), stream)
     }
 
@@ -392,6 +412,7 @@ impl Device for EmulatedDevice {
     }
 
     fn set(&self, set: &MemorySet, stream: Stream) -> Result<()> {
+        self.check_bound()?;
         self.check()?;
         self.set_op(set)?.map_or(Ok(()), |op| self.context.submit(stream, op))
     }
@@ -489,6 +510,7 @@ impl Device for EmulatedDevice {
     }
 
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        self.check_bound()?;
         self.context.graph_launch(exec, stream)
     }
 

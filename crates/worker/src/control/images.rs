@@ -110,10 +110,11 @@ impl Control {
 
     /// Waits for a copy behind the program's work; false if that is none.
     pub(super) fn await_copy(&self, stream: &UnixStream) -> Result<bool, ControlError> {
+        let enqueued = |shadow: &Shadow| shadow.comes_behind().then(|| shadow.enqueued());
         let behind =
-            self.remote.ask(|dispatcher| dispatcher.client.shadow.as_ref().and_then(Shadow::behind))?;
+            self.remote.ask(move |dispatcher| dispatcher.client.shadow.as_ref().and_then(enqueued))?;
         let Some(copies) = behind else { return Ok(false) };
-        Ok(copies.wait(|| !is_closed(stream))?)
+        Ok(copies.map_or(Ok(true), |copies| copies.wait(|| !is_closed(stream)))?)
     }
 
     /// Waits until what was shadowed is in the image, if that is still wanted.

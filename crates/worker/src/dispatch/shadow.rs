@@ -9,7 +9,7 @@ impl Dispatcher {
     pub(crate) fn let_go_of_shadow(&mut self, remote: Remote) {
         let Some(shadow) = &self.client.shadow else { return };
         let empty = shadow.emptying();
-        if shadow.behind().is_none() {
+        if !shadow.comes_behind() {
             let _ = self.client.await_copies();
         }
         self.later.push(move || {

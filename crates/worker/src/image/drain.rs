@@ -1,7 +1,7 @@
 //! A shadow on its way to the image, beside the running program.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use rekindle_protocol::fault;
@@ -30,8 +30,8 @@ pub(crate) struct Shadow {
     drain: Arc<Drain>,
     /// Who needs its memory does not wait for its end.
     gives_way: bool,
-    /// The copy, where it is made when the GPU comes to it.
-    behind: Option<Arc<EnqueuedCopies>>,
+    /// The copy, where it is made when the GPU comes to it; the drain has it until then.
+    behind: Option<Weak<EnqueuedCopies>>,
 }
 
 #[derive(Default)]
@@ -91,13 +91,18 @@ impl Shadow {
     }
 
     /// Its copy is made behind the program's work.
-    pub(super) fn coming_behind(mut self, copies: Arc<EnqueuedCopies>) -> Shadow {
+    pub(super) fn coming_behind(mut self, copies: Weak<EnqueuedCopies>) -> Shadow {
         self.behind = Some(copies);
         self
     }
 
-    pub(crate) fn behind(&self) -> Option<Arc<EnqueuedCopies>> {
-        self.behind.clone()
+    pub(crate) fn comes_behind(&self) -> bool {
+        self.behind.is_some()
+    }
+
+    /// The copy that comes behind the program's work; none if it is made.
+    pub(crate) fn enqueued(&self) -> Option<Arc<EnqueuedCopies>> {
+        self.behind.as_ref().and_then(Weak::upgrade)
     }
 
     pub(crate) fn drain(&self) -> Arc<Drain> {

@@ -47,6 +47,19 @@ pub(crate) fn save(
     dispatcher: &mut Dispatcher,
     staging: &Path,
     contents: Contents,
+    along: (CodePreCopy, PreCopy, Timer),
+    stop: &AtomicBool,
+) -> Result<Saved> {
+    let saved = try_to_save(dispatcher, staging, contents, along, stop);
+    // What is copied and given back here binds GPUs as it comes.
+    dispatcher.client.bind_anew();
+    saved
+}
+
+fn try_to_save(
+    dispatcher: &mut Dispatcher,
+    staging: &Path,
+    contents: Contents,
     (code, ahead, mut timer): (CodePreCopy, PreCopy, Timer),
     stop: &AtomicBool,
 ) -> Result<Saved> {
@@ -96,7 +109,9 @@ pub(crate) fn save(
     let bytes = plan.work.iter().map(|(location, _)| location.bytes).sum();
     let mut reference = None;
     if let Some(places) = looked_at.as_ref().filter(|_| !behind) {
-        match Reference::take(&gpus, places, stop) {
+        let taken = Reference::take(&gpus, places, stop);
+        client.bind_anew();
+        match taken {
             Ok(taken) => reference = Some(taken),
             Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
         }
@@ -141,7 +156,9 @@ pub(crate) fn save(
     let saved = saved.and_then(|()| match looked_at.filter(|_| behind) {
         Some(places) => {
             save_memory::wait(client)?;
-            reference = Some(Reference::take(&gpus, &places, stop)?);
+            let taken = Reference::take(&gpus, &places, stop);
+            client.bind_anew();
+            reference = Some(taken?);
             timer.lap("reference", bytes);
             Ok(())
         }

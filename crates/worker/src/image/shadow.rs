@@ -166,10 +166,10 @@ impl Copies {
         let gpu = |index: usize| Some(gpus.get(index)?.as_ref()?.device.clone());
         let enqueued = under_way.into_iter().filter_map(|(index, event)| Some((gpu(index)?, event)));
         let copies = behind.then(|| Arc::new(EnqueuedCopies::new(enqueued.collect())));
-        let awaited = copies.clone();
+        let enqueued = copies.as_ref().map(Arc::downgrade);
         let shadow = Shadow::begin(rooms, move |stop| {
             let mut drain = Draining::begin(save)?;
-            if let Some(copies) = awaited {
+            if let Some(copies) = copies {
                 // Nobody gives its memory back before the GPU has written there.
                 copies.wait(|| true)?;
                 drain = drain.go_on("the program's work");
@@ -187,7 +187,7 @@ impl Copies {
             let bytes = work.iter().map(|(location, _)| location.bytes).sum();
             Ok((drain.finish(work, bytes, copied)?, blocks))
         });
-        match copies {
+        match enqueued {
             Some(copies) => shadow.coming_behind(copies),
             None => shadow,
         }
