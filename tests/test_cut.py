@@ -274,6 +274,16 @@ def test_images_of_several_gpus_are_what_memory_held():
         assert f"result {left(lines)}" in lines
 
 
+def test_a_program_that_uses_its_second_gpu_goes_on_with_that_after_images_that_are_checked():
+    with Rekindle("emulated:devices=2", REKINDLE_TUNING="gpu.moment=off,gpu.shadow=check") as rekindle:
+        rekindle.run("second", sys.executable, PROGRAM.with_name("second.py"), rekindle.root / "end", ROUNDS)
+        assert rekindle.wait_lines("second", 1) == ["ready"], rekindle.lines("second")
+        for number in range(3):
+            rekindle("checkpoint", "second", "--to", f"image-{number}", "--leave-running")
+        (rekindle.root / "end").touch()
+        assert rekindle.wait_end("second") == ["ready", "ok"]
+
+
 def test_copies_that_wait_for_their_turn_on_the_link_come_before_the_cut():
     with Rekindle(REKINDLE_TUNING="gpu.moment=off", REKINDLE_FAULT="frozen:hang", REKINDLE_LINK="piece=256K,window=1M") as rekindle:
         place = behind(rekindle, "uploads", options=SHARED)
