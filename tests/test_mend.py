@@ -147,12 +147,16 @@ def test_a_program_whose_kernels_ran_ahead_of_loading_is_mended_as_any(rekindle)
 
 @pytest.mark.parametrize(("seed", "file"), [(1, WORK), (2, WORK), (3, THREADS)])
 def test_workers_are_killed_at_any_moment(rekindle, seed, file):
-    program = Program(rekindle, *KINDS, file=file)
+    lose_at_any_moment(Program(rekindle, *KINDS, file=file), seed, times=5, within=0.1)
+
+
+def lose_at_any_moment(program, seed, times, within):
+    """Its worker is killed so many times, each so many seconds at most after an epoch counts."""
     moment = random.Random(seed)
-    for _ in range(5):
+    for _ in range(times):
         program.goes_on()
         program.on()
-        time.sleep(moment.uniform(0, 0.1))
+        time.sleep(moment.uniform(0, within))
         program.lose()
     program.ends()
 
@@ -188,14 +192,7 @@ def test_bases_are_taken_while_the_gpu_works_and_nobody_waits(rekindle):
 def test_workers_are_killed_at_any_moment_of_programs_that_never_rest(rekindle, seed, rounds):
     # What is freed in stream order is kept, and then the first base waits for the GPU.
     kinds = [] if rounds == BRIEF else ["kernels", "pinned", "uploads"]
-    program = Program(rekindle, rounds, *kinds, file=AHEAD)
-    moment = random.Random(seed)
-    for _ in range(4):
-        program.goes_on()
-        program.on()
-        time.sleep(moment.uniform(0, 1))
-        program.lose()
-    program.ends()
+    lose_at_any_moment(Program(rekindle, rounds, *kinds, file=AHEAD), seed, times=4, within=1)
 
 
 @pytest.mark.parametrize("kind", ["other", "recorded", "frees", "much"])

@@ -24,24 +24,16 @@ impl Client {
             return Ok(Some(obstacle));
         }
         let is = |found: bool, why| found.then_some(why);
+        let pinned = self.pinned_bytes();
+        let is_unknown = pinned > 0 && !self.pinned_is_followed;
         let why = None
             .or_else(|| {
                 is(self.keeps_back(), "it has several GPUs, and copies wait for their turn on the link")
             })
             .or_else(|| is(self.has_freed_memory(), "it has freed memory that is to be given back"))
             .or_else(|| is(self.has_unmapped_memory(), "it has memory that is not mapped"))
-            .or_else(|| is(self.loses_globals(), "code of it had to be loaded whole, with globals"));
-        if why.is_some() {
-            return Ok(why);
-        }
-        let pinned = self.pinned_bytes();
-        let why = None
-            .or_else(|| {
-                is(
-                    pinned > 0 && !self.pinned_is_followed,
-                    "nobody follows what it writes to its pinned memory",
-                )
-            })
+            .or_else(|| is(self.loses_globals(), "code of it had to be loaded whole, with globals"))
+            .or_else(|| is(is_unknown, "nobody follows what it writes to its pinned memory"))
             .or_else(|| is(pinned > image::MOST_PINNED, "it has much pinned memory"));
         if why.is_some() {
             return Ok(why);

@@ -136,7 +136,6 @@ pub(crate) struct Client {
     pub pinned: Vec<Pinned>,
     /// Whoever takes an image knows what the program writes there from now on, until that is copied.
     pub pinned_is_followed: bool,
-    /// What the GPU may still write there.
     /// Faults are to be mended, and the program is not to see them.
     pub mending: Option<Mending>,
     /// Copies to the host that are noted where the loss of this worker is to be mended.
