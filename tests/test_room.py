@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ MB = 1 << 20
 GPU = {**CHECKED, "REKINDLE_GPU_HASH": "on", "REKINDLE_EMULATED": "memory=64M"}
 HELD_ROUND = {**GPU, "REKINDLE_FAULT": "gpu-ahead-round:hang"}
 HELD_WAVE = {**GPU, "REKINDLE_FAULT": "gpu-ahead-wave:hang"}
+# Nothing is drained yet of what has no copy.
+HELD_GUARD = {**GPU, "REKINDLE_FAULT": "guarded:hang"}
 # Of 64 MB a copy leaves 4 to others, and 14 are free.
-WEIGHTS, STATE = 42 * MB, 8 * MB
+WEIGHTS, STATE = 40 * MB, 8 * MB
 
 
 class Memory:
@@ -49,7 +52,15 @@ class Memory:
 
     def begin(self):
         self.cut()
-        return self.rekindle.begin("checkpoint", "memory", "--to", "image", "--leave-running", "--json")
+        return self.rekindle.begin("checkpoint", self.name, "--to", "image", "--leave-running", "--json")
+
+    def stays_untold(self, command):
+        """It is not done yet; its line, once it is."""
+        count = len(self.rekindle.lines(self.name))
+        self.tell(command)
+        time.sleep(0.3)
+        assert len(self.rekindle.lines(self.name)) == count, self.rekindle.lines(self.name)
+        return lambda: self.rekindle.wait_lines(self.name, count + 1)[count:]
 
     def restored(self):
         """It goes on from the image, and has what it had."""
@@ -103,9 +114,9 @@ def test_what_is_written_ahead_is_in_the_image_as_it_is_in_the_stop():
         assert chunks(rekindle) == 0 and nothing_is_left(rekindle)
 
 
-def test_what_has_no_room_in_the_end_is_written_in_the_stop():
+def test_what_has_no_room_in_the_end_is_written_before_it_changes():
     with Rekindle(**{**HELD_ROUND, "REKINDLE_FAULT": "gpu-ahead-round:hang,written-ahead:hang"}) as rekindle:
-        memory = Memory(rekindle, 42 * MB, 12 * MB)
+        memory = Memory(rekindle, 40 * MB, 12 * MB)
         checkpoint = memory.begin()
         rekindle.reached("gpu-ahead-round")
         memory.told("state 2")
@@ -116,9 +127,10 @@ def test_what_has_no_room_in_the_end_is_written_in_the_stop():
         rekindle.let_go("written-ahead")
         report = json.loads(checkpoint.end())
         taken = memory_of(report)
-        assert taken["way"] == "ahead" and 0 < taken["still_bytes"] < taken["new_bytes"], taken
+        assert taken["way"] == "ahead" and 0 < taken["guarded_bytes"] < taken["new_bytes"], taken
+        assert taken["still_bytes"] == 0, taken
         (ahead,) = (phase for phase in report["phases"] if phase["name"] == "write ahead")
-        assert ahead["counts"]["rounds"] == 2 and ahead["from"]["store"] >= 40 * MB, ahead
+        assert ahead["counts"]["rounds"] == 2 and ahead["from"]["store"] >= 38 * MB, ahead
         memory.told("state 4")
         memory.restored()
 
@@ -134,8 +146,99 @@ def test_a_program_that_writes_to_nearly_all_of_its_memory_is_not_written_ahead_
         rekindle.let_go("gpu-ahead-round")
         taken = memory_of(json.loads(checkpoint.end()))
         assert taken["way"] == "still" and "writes to nearly all" in taken["why"], taken
-        assert 0 < taken["still_bytes"] < taken["new_bytes"], taken
+        assert 0 < taken["guarded_bytes"] < taken["new_bytes"] and taken["still_bytes"] == 0, taken
         memory.restored()
+
+
+@pytest.mark.parametrize("way", ["state", "kernel", "move"])
+def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way):
+    with Rekindle(**HELD_GUARD) as rekindle:
+        # Its weights come last, and have no copy.
+        memory = Memory(rekindle, 24 * MB, 30 * MB)
+        memory.told("state 2")
+        checkpoint = memory.begin()
+        rekindle.reached("guarded")
+        # Who only looks does not wait.
+        memory.check()
+        line = memory.stays_untold(f"{way} 3")
+        rekindle.let_go("guarded")
+        assert line() == [f"{way} 3 written"]
+        report = json.loads(checkpoint.end())
+        taken = memory_of(report)
+        assert taken["guarded_bytes"] > 16 * MB and taken["still_bytes"] == 0, taken
+        assert "drain what has no copy" in [phase["name"] for phase in report["phases"]], report
+        memory.check()
+        memory.restored()
+
+
+def test_memory_that_has_no_copy_is_freed_once_it_is_in_the_image():
+    with Rekindle(**HELD_GUARD) as rekindle:
+        memory = Memory(rekindle, 24 * MB, 30 * MB)
+        checkpoint = memory.begin()
+        rekindle.reached("guarded")
+        line = memory.stays_untold("renew 2")
+        rekindle.let_go("guarded")
+        assert line() == ["renew 2 written"]
+        assert memory_of(json.loads(checkpoint.end()))["guarded_bytes"] > 0
+        memory.restored()
+
+
+def test_what_is_changed_by_an_address_in_memory_is_seen_and_the_image_taken_anew():
+    with Rekindle(**HELD_GUARD) as rekindle:
+        memory = Memory(rekindle, 24 * MB, 30 * MB)
+        checkpoint = memory.begin()
+        rekindle.reached("guarded")
+        # Nobody sees that it comes to the state.
+        assert memory.told("hidden 2") == "written"
+        memory.cut()
+        rekindle.let_go("guarded")
+        taken = memory_of(json.loads(checkpoint.end()))
+        assert taken["guarded_bytes"] == 0 < taken["still_bytes"], taken
+        assert "named" in taken["why"], taken
+        memory.told("state 3")
+        memory.restored()
+
+
+def test_where_it_is_not_wanted_all_that_has_no_copy_is_written_in_the_stop():
+    with Rekindle(**{**GPU, "REKINDLE_TUNING": "gpu.shadow=check,gpu.guard=off"}) as rekindle:
+        memory = Memory(rekindle, 24 * MB, 30 * MB)
+        taken = memory_of(json.loads(memory.begin().end()))
+        assert taken["guarded_bytes"] == 0 < taken["still_bytes"], taken
+        memory.restored()
+
+
+@pytest.mark.parametrize("who", ["program", "daemon", "command"])
+def test_whoever_is_killed_while_requests_wait_for_an_image_leaves_none_and_the_program_goes_on(who):
+    with Rekindle(**HELD_GUARD) as rekindle:
+        memory = Memory(rekindle, 24 * MB, 30 * MB)
+        checkpoint = memory.begin()
+        rekindle.reached("guarded")
+        line = memory.stays_untold("state 2")
+        if who == "program":
+            os.kill(rekindle.sandbox("memory")["pid"], signal.SIGKILL)
+            rekindle.wait_end("memory")
+        elif who == "daemon":
+            kill_daemon(rekindle)
+        else:
+            checkpoint.process.kill()
+        rekindle.let_go("guarded")
+        with pytest.raises(CommandError):
+            checkpoint.end()
+        if who != "program":
+            assert line() == ["state 2 written"]
+            memory.check()
+        rekindle.wait(lambda: nothing_is_left(rekindle), "the draft to go")
+        if who != "program":
+            json.loads(memory.begin().end())
+            memory.restored()
+
+
+def test_a_worker_that_is_killed_while_requests_wait_leaves_no_image():
+    with Rekindle(**{**GPU, "REKINDLE_FAULT": "guarded:kill"}) as rekindle:
+        checkpoint = Memory(rekindle, 24 * MB, 30 * MB).begin()
+        with pytest.raises(CommandError):
+            checkpoint.end()
+        assert nothing_is_left(rekindle)
 
 
 def test_a_program_that_writes_all_the_time_comes_back_as_it_was():

@@ -4,6 +4,9 @@ memory.py COMMANDS WEIGHTS STATE     does each line of the file COMMANDS, and pr
 
 weights SEED   writes the weights anew
 state N        writes N to all of the state
+kernel N       the same by a kernel that has its address as an argument
+hidden N       the same by a kernel that finds its address in memory
+move N         the same by copies within the GPU
 check          compares all with what it should be
 renew N        frees the state, and takes another one of the same size
 free           frees the state, and has none any more
@@ -28,14 +31,26 @@ from gpu import Module, call, open_device  # noqa: E402
 # The number is a part of the code.
 FILL = 'extern "C" __global__ void fill(unsigned *to) { to[blockIdx.x * blockDim.x + threadIdx.x] = NUMBERu; }'
 CHUNK = 1 << 20
+# One block for each chunk.
+STATES = """
+__device__ void fill(unsigned *state, unsigned number) {
+    for (int at = threadIdx.x; at < 1 << 18; at += blockDim.x)
+        state[blockIdx.x << 18 | at] = number << 8 | blockIdx.x;
+}
+extern "C" __global__ void named(unsigned *state, unsigned number) { fill(state, number); }
+extern "C" __global__ void found(unsigned **state, unsigned number) { fill(*state, number); }
+"""
 
 
 class Memory:
     def __init__(self, weights, state):
         self.context = open_device()
+        # With an address in its first half. What lies lowest is copied first.
+        self.table, self.states = int(call("cuMemAlloc", 2 * CHUNK)), Module(STATES)
         self.weights_bytes, self.state_bytes = weights, state
         self.weights_at, self.state_at = int(call("cuMemAlloc", weights)), int(call("cuMemAlloc", state))
         self.seed, self.number, self.held, self.modules = 0, 0, [], {}
+        self.point()
         self.stop, self.wrong, self.passes = threading.Event(), 0, 0
         self.weights(1)
         self.state(1)
@@ -57,6 +72,30 @@ class Memory:
         call("cuCtxSynchronize")
         return "written"
 
+    def point(self):
+        call("cuMemcpyHtoD", self.table, np.array([self.state_at], np.uint64).ctypes.data, 8)
+
+    def kernel(self, number):
+        return self.launched(self.states.named, self.state_at, number)
+
+    def hidden(self, number):
+        return self.launched(self.states.found, self.table, number)
+
+    def launched(self, kernel, address, number):
+        self.number = number
+        kernel(self.state_bytes // CHUNK, 128, address, np.uint32(number))
+        call("cuCtxSynchronize")
+        return "written"
+
+    def move(self, number):
+        """Out of the second half of the table."""
+        self.number = number
+        for chunk in range(self.state_bytes // CHUNK):
+            call("cuMemsetD32", self.table + CHUNK, number << 8 | chunk, CHUNK // 4)
+            call("cuMemcpyDtoDAsync", self.state_at + chunk * CHUNK, self.table + CHUNK, CHUNK, 0)
+        call("cuCtxSynchronize")
+        return "written"
+
     def is_state(self, number):
         found = self.read(self.state_at, self.state_bytes).reshape(-1, CHUNK // 4)
         return bool((found == (number << 8 | np.arange(len(found), dtype=np.uint32))[:, None]).all())
@@ -73,6 +112,7 @@ class Memory:
     def renew(self, number):
         call("cuMemFree", self.state_at)
         self.state_at = int(call("cuMemAlloc", self.state_bytes))
+        self.point()
         return self.state(number)
 
     def free(self):

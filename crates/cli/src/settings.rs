@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 44] = [
+static SETTINGS: [Setting; 45] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Path),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Path),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Path),
@@ -97,6 +97,7 @@ static SETTINGS: [Setting; 44] = [
     setting("gpu.link", "REKINDLE_LINK", Kind::Text),
     switch(tuning::SHADOW, Kind::False("off")),
     switch(tuning::BEHIND, Kind::Words(&["off"])),
+    switch(tuning::GUARD, Kind::False("off")),
     switch(tuning::MOMENT, Kind::False("off")),
     setting("gpu.hash", "REKINDLE_GPU_HASH", Kind::Words(&["on", "off"])),
     setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Path),

@@ -1,7 +1,7 @@
 //! The phases of one checkpoint or restore, on one clock, in lanes that go on side by side.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::Written;
 use rekindle_protocol::worker::{Phase, TransferReport, WorkWait};
@@ -40,6 +40,8 @@ pub struct Timeline {
     memory: Mutex<Vec<TransferReport>>,
     waited: Mutex<Vec<WorkWait>>,
     written: OnceLock<Written>,
+    /// For how long the program stood still, in all.
+    stopped: Mutex<Duration>,
 }
 
 /// Where one thread notes what it does.
@@ -57,6 +59,7 @@ impl Timeline {
             memory: Mutex::default(),
             waited: Mutex::default(),
             written: OnceLock::new(),
+            stopped: Mutex::default(),
         }
     }
 
@@ -77,6 +80,22 @@ impl Timeline {
         let mut phases = self.lock().clone();
         phases.sort_by_key(|phase| phase.start_us);
         phases
+    }
+
+    /// What was tried came to nothing, and is begun again.
+    pub fn begin_again(&self) {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.waited.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// The program stood still for so long, once more.
+    pub fn note_stop(&self, stopped: Duration) {
+        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) += stopped;
+    }
+
+    /// For how long it stood still.
+    pub fn stopped_us(&self) -> u64 {
+        self.stopped.lock().unwrap_or_else(PoisonError::into_inner).as_micros() as u64
     }
 
     /// How GPU memory of a process came to its image.

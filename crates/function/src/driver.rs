@@ -272,7 +272,11 @@ impl Driver {
         let found = found.iter().take(usize::try_from(count).unwrap_or(0));
         Ok(found
             .map(|[what, begin, took]| {
-                let what = if *what == 0 { "wait for data" } else { "wait for image" };
+                let what = match *what {
+                    0 => "wait for data",
+                    1 => "wait for image",
+                    _ => "wait for checkpoint",
+                };
                 Wait { what, begin: *begin, took: *took }
             })
             .collect())

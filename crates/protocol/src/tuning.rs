@@ -5,6 +5,7 @@ pub const VARIABLE: &str = "REKINDLE_TUNING";
 
 pub const SHADOW: &str = "gpu.shadow";
 pub const BEHIND: &str = "gpu.behind";
+pub const GUARD: &str = "gpu.guard";
 pub const MOMENT: &str = "gpu.moment";
 pub const CODE: &str = "gpu.code";
 pub const SHARE: &str = "cache.share";
@@ -17,9 +18,9 @@ pub const HUGE_PAGES: &str = "driver.huge-pages";
 pub const PEERS: &str = "driver.peers";
 pub const STEP_LIMIT: &str = "driver.step-ms";
 
-const NAMES: [&str; 13] = [
-    SHADOW, BEHIND, MOMENT, CODE, SHARE, PRECOPY, ASSIST, INCREMENT, MAP_PAGES, LOAD_ORDER, HUGE_PAGES,
-    PEERS, STEP_LIMIT,
+const NAMES: [&str; 14] = [
+    SHADOW, BEHIND, GUARD, MOMENT, CODE, SHARE, PRECOPY, ASSIST, INCREMENT, MAP_PAGES, LOAD_ORDER,
+    HUGE_PAGES, PEERS, STEP_LIMIT,
 ];
 
 /// What the environment says of a switch.

@@ -25,7 +25,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 18;
+pub const VERSION: u32 = 19;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +110,7 @@ pub enum Contents {
     Saved,
     /// They are copied within the GPU, and written to the image from there beside the program, until `Drain` is answered.
     /// Where there is no room for all of them, that is what the image does not have yet, as far as there is room for it; the
-    /// rest is written at once.
+    /// rest is written from where it lies, before requests of the program change it, or at once.
     Shadowed,
     /// They stay where they are: `Sleep` is to follow.
     Left,
@@ -127,6 +127,10 @@ pub struct Saved {
     /// So, too.
     #[serde(default)]
     pub waited: Option<WorkWait>,
+    /// Of a `Drain`: the program has changed memory that no argument named before it was in the image, so that there is none. Its
+    /// next image is written while it stands still.
+    #[serde(default)]
+    pub overwritten: bool,
 }
 
 /// A program stood still until its GPU had done what it was given.
@@ -159,9 +163,12 @@ pub struct TransferReport {
     pub bytes: u64,
     /// Bytes that were looked at before the program stood still, each time that they were.
     pub ahead_bytes: u64,
-    /// Bytes that the image did not have then, and how many of them were written while the program stood still.
+    /// Bytes that the image did not have then, how many of them were written while the program stood still, and how many
+    /// afterwards, before it could change them.
     pub new_bytes: u64,
     pub still_bytes: u64,
+    #[serde(default)]
+    pub guarded_bytes: u64,
 }
 
 /// A memory that a cache is kept in.

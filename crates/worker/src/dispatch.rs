@@ -93,6 +93,8 @@ pub(crate) struct Dispatcher {
     quiet_since: Instant,
     /// The next request of a ring waits there.
     is_held: bool,
+    /// It does so for what it may change to be in an image.
+    is_guarded: bool,
 }
 
 impl Dispatcher {
@@ -122,6 +124,7 @@ impl Dispatcher {
             polls: 0,
             quiet_since: Instant::now(),
             is_held: false,
+            is_guarded: false,
         }
     }
 
@@ -249,6 +252,17 @@ impl Dispatcher {
         }
     }
 
+    /// Whether a request would change what is to be written to an image first.
+    fn waits_for_image(&mut self, record: &Record<'_>) -> bool {
+        let shadow = self.client.shadow.as_ref();
+        self.is_guarded = shadow.is_some_and(|shadow| shadow.holds(&self.client, record));
+        if self.is_guarded {
+            self.is_held = true;
+            self.client.waits.begin(WaitFor::Checkpoint);
+        }
+        self.is_guarded
+    }
+
     /// Handles up to [`ROUND`] requests.
     fn round(&mut self) -> Result<usize, String> {
         for done in 0..ROUND {
@@ -267,6 +281,9 @@ impl Dispatcher {
                 self.client.operations += 1;
                 self.merge.release(ring, record);
                 continue;
+            }
+            if self.waits_for_image(&record) {
+                return Ok(done);
             }
             let admission = self.activity.admit(&mut self.client, ring, &record);
             if admission == Admission::Now
@@ -382,8 +399,9 @@ impl Dispatcher {
 
     /// Nothing to do right now: polls on, or sleeps.
     fn rest(&mut self, board: &Board, inbox: &Inbox, look: Option<Duration>) {
-        if self.client.data.holds() {
-            let nap = if self.client.waiting.is_empty() { Duration::from_secs(1) } else { LOADING_NAP };
+        if self.client.data.holds() || self.is_guarded {
+            let is_told = self.client.waiting.is_empty() && !self.is_guarded;
+            let nap = if is_told { Duration::from_secs(1) } else { LOADING_NAP };
             board.wait(self.spin, nap, || inbox.is_wanted());
             return;
         }

@@ -136,7 +136,8 @@ def is_used() -> bool:
 
 
 def waits() -> list[tuple[int, int, int]]:
-    """When work on the GPU has waited for bytes, each time once: for what (0 declared data, 1 the image), when that began, in µs since
+    """When work on the GPU has waited for bytes, each time once: for what (0 declared data, 1 the image, 2
+    a checkpoint that is to have memory first), when that began, in µs since
     1970, and how many µs it took. To be asked in a thread with a context."""
     found, count = (ctypes.c_uint64 * 3 * WAITS)(), ctypes.c_int(WAITS)
     call("rekindleDataWaits", found, ctypes.byref(count))

@@ -30,7 +30,7 @@ MOST_OF_ERROR = 120
 KNOWN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 SAMPLED = 1
 # What work on the GPU has waited for, as the library numbers it.
-WAITED = ("wait for data", "wait for image")
+WAITED = ("wait for data", "wait for image", "wait for checkpoint")
 # The last times, which several requests may be told of.
 waits: deque[tuple[int, int, int]] = deque(maxlen=driver.WAITS)
 

@@ -29,17 +29,26 @@ pub fn report(report: &Report, verbose: bool) -> String {
 /// How GPU memory of a program that went on came to its image.
 fn ways(memory: &[TransferReport]) -> String {
     let shown = |taken: &TransferReport| {
-        let TransferReport { way, why, bytes: all, ahead_bytes, new_bytes, still_bytes } = taken;
+        let TransferReport { way, why, bytes: all, ahead_bytes, new_bytes, still_bytes, guarded_bytes } =
+            taken;
         let (all, ahead) = (bytes(*all), bytes(*ahead_bytes));
         let (new, still) = (bytes(*new_bytes), bytes(*still_bytes));
+        let guarded = match *guarded_bytes {
+            0 => String::new(),
+            guarded => {
+                format!(", and {} right after it, before the program could change them", bytes(guarded))
+            }
+        };
         let what = match way {
             worker::TransferPath::Shadow => {
                 "it was copied within the GPU and written beside the program".to_string()
             }
             worker::TransferPath::Ahead => {
-                format!("{ahead} were written ahead, {new} were new and {still} written in the stop")
+                format!("{ahead} were written ahead, {new} were new and {still} written in the stop{guarded}")
             }
-            worker::TransferPath::Still => format!("{ahead} were written ahead, and {still} in the stop"),
+            worker::TransferPath::Still => {
+                format!("{ahead} were written ahead, {still} in the stop{guarded}")
+            }
         };
         format!("\nGPU memory, {all}: {what}, since {why}")
     };

@@ -49,8 +49,6 @@ const PAGE: u64 = 4096;
 
 /// How it went.
 pub(super) struct AttemptReport {
-    /// For how long the program stood still.
-    pub(super) stopped_us: u64,
     /// The processes whose GPU halves there are.
     pub(super) gpu_processes: usize,
 }
@@ -159,7 +157,7 @@ impl<'a> Attempt<'a> {
             container: None,
             gpu_processes: taken.gpu_processes,
             total_us: self.timeline.elapsed_us(),
-            stopped_us: taken.stopped_us,
+            stopped_us: self.timeline.stopped_us(),
             warnings: self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             phases: self.timeline.phases(),
             memory: self.timeline.memory(),
@@ -249,6 +247,7 @@ impl<'a> Attempt<'a> {
             Some(standing) => standing.end(),
         }
         let stopped = stood_at.elapsed();
+        self.timeline.note_stop(stopped);
         drop(pause);
         // Nothing stays protected unless it is of use to the next image.
         let pre_copy = pre_copy.filter(|_| self.last_image.is_some() && patience().is_some());
@@ -270,7 +269,7 @@ impl<'a> Attempt<'a> {
         }
         self.keep_last(stood_at, pre_copy);
         fault::point("committed")?;
-        Ok(AttemptReport { stopped_us: stopped.as_micros() as u64, gpu_processes })
+        Ok(AttemptReport { gpu_processes })
     }
 
     /// Whoever asked the program for something while it stood still is answered first: what writes this half of the image would

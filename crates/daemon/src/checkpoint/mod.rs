@@ -43,6 +43,7 @@ use crate::sandboxes::names;
 use crate::sandboxes::traces::Tracing;
 use crate::sleep::wake;
 use crate::timeline::{CPU, Timeline};
+use crate::workers::WorkerError;
 
 use attempt::{Attempt, Gpu, Subject};
 
@@ -122,11 +123,15 @@ pub fn checkpoint(
             {
                 log::info!("a process asked for a GPU meanwhile, so the checkpoint begins again: {error}");
             }
-            Err(error @ Error::Checkpoint(CheckpointError::PinnedWritten { .. })) => {
+            Err(
+                error @ (Error::Checkpoint(CheckpointError::PinnedWritten { .. })
+                | Error::Workers(WorkerError::Overwritten)),
+            ) => {
                 log::info!("the checkpoint begins again: {error}");
             }
             _ => break (attempt, taken),
         }
+        timeline.begin_again();
     };
     let taken = taken.map_err(|error| match attempt.made.get() {
         // What failed after that did not fail because the program ended, as it may have been asked to.
@@ -149,8 +154,7 @@ pub fn checkpoint(
             });
         }
     }
-    let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);
-    let taken = tracing.end(sandbox, &timeline, stopped_us, taken)?;
+    let taken = tracing.end(sandbox, &timeline, timeline.stopped_us(), taken)?;
     Ok(attempt.report(&taken))
 }
 

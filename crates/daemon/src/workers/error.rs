@@ -15,6 +15,12 @@ pub enum WorkerError {
     #[error("the GPU worker could not {action}: {reason}")]
     Failed { action: &'static str, reason: String },
 
+    #[error(
+        "the program changed GPU memory that no argument of its kernels named while that was written to the image; try again, which \
+         writes it while the program stands still"
+    )]
+    Overwritten,
+
     #[error("the connection to the GPU worker failed while it was to {action}: {source}")]
     Connection { action: &'static str, source: FrameError },
 }

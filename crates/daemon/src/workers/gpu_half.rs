@@ -76,6 +76,9 @@ pub fn save(worker: &Worker, staging: &Path, contents: Contents, timeline: &Time
 pub fn drain(worker: &Worker, saved_us: u64, timeline: &Timeline) -> Result<Vec<Part>> {
     let action = "write GPU memory to the image";
     let drained = worker.ask_within(action, ask::Drain { wanted: true }, &[], None)?;
+    if drained.overwritten {
+        return Err(WorkerError::Overwritten.into());
+    }
     parts(action, drained, &timeline.lane(GPU), saved_us)
 }
 

@@ -69,6 +69,8 @@ pub enum WaitFor {
     Data,
     /// Contents of its image that were still being loaded.
     Image,
+    /// Memory that it was about to change, and that was being written to an image first.
+    Checkpoint,
 }
 
 /// How it stands with data that was declared.

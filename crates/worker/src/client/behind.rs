@@ -8,6 +8,7 @@
 //! ```
 
 use rekindle_device::{Event, Result as DeviceResult, Stream};
+use rekindle_protocol::tuning;
 
 use super::Client;
 use super::events::DISABLE_TIMING;
@@ -43,6 +44,11 @@ impl Client {
         }
         let has_room = image::has_room(self).map_err(failed)?;
         Ok(is(!has_room, "there is no room for a copy of all that it has"))
+    }
+
+    /// Whether what there is no room to copy may be written from where it lies while the program runs.
+    pub(crate) fn may_be_guarded(&self) -> bool {
+        !self.writes_unnamed && !tuning::is(tuning::GUARD, "off") && !self.has_unmapped_memory()
     }
 
     /// Addresses, and bytes.

@@ -160,6 +160,8 @@ pub(crate) struct Client {
     pub transferred: Transferred,
     /// What an image is written from beside the program.
     pub shadow: Option<Shadow>,
+    /// It has changed memory that no argument named while that was written to an image.
+    pub writes_unnamed: bool,
     /// Rooms for the copy of an image that is being made ready.
     pub copy_rooms: Vec<Room>,
     /// Declared data that is on its way, or cannot be had.
@@ -230,6 +232,7 @@ impl Client {
             calls_in_graphs: false,
             transferred: Transferred::default(),
             shadow: None,
+            writes_unnamed: false,
             copy_rooms: Vec::new(),
             data: Data::default(),
             waits: Waits::default(),

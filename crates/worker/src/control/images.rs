@@ -130,6 +130,10 @@ impl Control {
         let drained = drain.finish(|| !is_closed(stream));
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
+        if let Err(image::Error::Overwritten) = drained {
+            self.remote.run(|dispatcher| dispatcher.client.writes_unnamed = true);
+            return Ok(Saved { overwritten: true, ..Saved::default() });
+        }
         let (parts, phases) = drained?;
         Ok(Saved { parts, phases, ..Saved::default() })
     }

@@ -22,7 +22,7 @@ use super::source::{Extent, Sources};
 const MOST_THREADS: usize = 12;
 /// Threads and blocks of a save beside the running program.
 const MOST_BESIDE: usize = 8;
-const BESIDE: usize = 4 * BLOCK;
+pub(super) const BESIDE: usize = 4 * BLOCK;
 /// As large as the largest chunk, and as a huge page.
 pub(super) const BLOCK: usize = 2 << 20;
 /// Blocks of each thread.

@@ -10,7 +10,8 @@ use rekindle_store::{ContentHash, PartWriter};
 
 use super::block::{Block, Blocks, Gpu, Preparing};
 use super::contents::{Gpus, PartLocation, Pieces, TURNS, gpu};
-use super::error::{Result, device};
+use super::error::{Error, Result, device};
+use super::guard::Guard;
 use super::progress::{Piece, Progress};
 
 /// What there is to know of hashes before.
@@ -45,6 +46,7 @@ struct Save<'s> {
     gpus: &'s Gpus,
     spans: &'s [Span<'s>],
     known: &'s KnownHashes<'s>,
+    guard: Option<&'s Guard>,
     copied: AtomicU64,
 }
 
@@ -64,29 +66,51 @@ pub(super) fn save(
     let block = blocks.as_ref().map_or(0, |blocks| blocks.block_bytes() as u64);
     let piece = |number| if known.is_some() { chunk(number).max(block) } else { chunk(number) };
     let progress = Progress::new(&sizes, |number, at| at + piece(number), &[]);
-    let pieces = Pieces::of(&progress, stop);
-    let Some(mut made) = pieces.blocks(gpus, blocks.map(Preparing::Ready))? else { return Ok((0, None)) };
-    let save = Save { gpus, spans, known: known.unwrap_or(&|_, _| None), copied: AtomicU64::new(0) };
-    pieces.on_threads(&mut made, |turns| {
-        let mut under_way = VecDeque::with_capacity(TURNS);
-        let mut free: Vec<usize> = (0..turns.len()).collect();
-        loop {
-            while !free.is_empty()
-                && let Some(piece) = pieces.next()?
-            {
-                under_way.extend(free.pop().map(|turn| (Step::Begun, piece, turn)));
-            }
-            let Some((step, piece, turn)) = under_way.pop_front() else { return Ok(()) };
-            match save.go_on(step, &piece, &mut turns[turn])? {
-                Some(step) => under_way.push_back((step, piece, turn)),
-                None => free.push(turn),
-            }
-        }
-    })?;
-    Ok((save.copied.into_inner(), Some(made)))
+    let save =
+        Save { gpus, spans, known: known.unwrap_or(&|_, _| None), guard: None, copied: AtomicU64::new(0) };
+    save.run(blocks.map(Preparing::Ready), &progress, stop)
+}
+
+/// As [`save`], of memory that the program may change once the guard was told that it is copied. Fails where it has changed before.
+pub(super) fn save_guarded(
+    gpus: &Gpus,
+    blocks: Option<Preparing>,
+    spans: &[Span<'_>],
+    known: &KnownHashes<'_>,
+    guard: &Guard,
+    stop: &AtomicBool,
+) -> Result<(u64, Option<Blocks>)> {
+    let save = Save { gpus, spans, known, guard: Some(guard), copied: AtomicU64::new(0) };
+    save.run(blocks, guard.progress(), stop)
 }
 
 impl Save<'_> {
+    fn run(
+        self,
+        blocks: Option<Preparing>,
+        progress: &Progress,
+        stop: &AtomicBool,
+    ) -> Result<(u64, Option<Blocks>)> {
+        let pieces = Pieces::of(progress, stop);
+        let Some(mut made) = pieces.blocks(self.gpus, blocks)? else { return Ok((0, None)) };
+        pieces.on_threads(&mut made, |turns| {
+            let mut under_way = VecDeque::with_capacity(TURNS);
+            let mut free: Vec<usize> = (0..turns.len()).collect();
+            loop {
+                while !free.is_empty()
+                    && let Some(piece) = pieces.next()?
+                {
+                    under_way.extend(free.pop().map(|turn| (Step::Begun, piece, turn)));
+                }
+                let Some((step, piece, turn)) = under_way.pop_front() else { return Ok(()) };
+                match self.go_on(step, &piece, &mut turns[turn])? {
+                    Some(step) => under_way.push_back((step, piece, turn)),
+                    None => free.push(turn),
+                }
+            }
+        })?;
+        Ok((self.copied.into_inner(), Some(made)))
+    }
     /// Takes the next step with a piece; none if that was the last.
     fn go_on(&self, step: Step, piece: &Piece, block: &mut Block<'_>) -> Result<Option<Step>> {
         let Span { location, from, writer } = &self.spans[piece.number];
@@ -110,10 +134,14 @@ impl Save<'_> {
                 let Some(span) = span_of(&chunks) else { return Ok(None) };
                 let bytes = block.bytes((span.end - span.start) as usize);
                 let bytes = bytes.map_err(device("copy a buffer out"))?;
+                self.note_copied(piece);
                 self.copied.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 for (at, hash) in chunks {
                     let bytes = &bytes[(at.start - span.start) as usize..(at.end - span.start) as usize];
                     match hash {
+                        Some(hash) if self.guard.is_some() && ContentHash::of(bytes) != hash => {
+                            return Err(Error::Overwritten);
+                        }
                         Some(hash) => writer.write_chunk(from + at.start, bytes, hash)?,
                         None => writer.write_at(from + at.start, bytes)?,
                     }
@@ -128,6 +156,12 @@ impl Save<'_> {
         let starts = (piece.range.start..piece.range.end).step_by(writer.chunk_bytes().max(1) as usize);
         let range = |start: u64| start..(start + writer.chunk_bytes()).min(piece.range.end);
         starts.map(|start| (range(start), (self.known)(location, range(start)))).collect()
+    }
+
+    fn note_copied(&self, piece: &Piece) {
+        if let Some(guard) = self.guard {
+            guard.note_copied(piece.number);
+        }
     }
 
     /// Begins to copy what the store does not have.
@@ -145,7 +179,10 @@ impl Save<'_> {
         if let Some(error) = failed {
             return Err(error.into());
         }
-        let Some(span) = span_of(&chunks) else { return Ok(None) };
+        let Some(span) = span_of(&chunks) else {
+            self.note_copied(piece);
+            return Ok(None);
+        };
         let count = (span.end - span.start) as usize;
         let fetched = block.fetch_hashed(gpu(self.gpus, location)?, location.address + span.start, count);
         fetched.map_err(device("copy a buffer out"))?;

@@ -7,12 +7,13 @@ use super::contents::PartLocation;
 use super::copy_out::{self, Span};
 use super::drain::{SaveContext, Shadow};
 use super::error::{Error, Result, device};
-use super::partial::Partial;
+use super::partial::{NewBytes, Partial};
 use super::pre_copy::PreCopy;
 use super::shadow::{Copies, SaveTask};
 use super::timer::Timer;
 use super::transfer_path;
 use crate::client::Client;
+use crate::ondemand::Spans;
 
 pub(super) enum Cut {
     /// All is written at once.
@@ -31,8 +32,7 @@ impl Cut {
         gpus: &[Option<Gpu>],
         blocks: &mut Option<Preparing>,
         work: &mut SaveTask,
-        ahead: &PreCopy,
-        behind: bool,
+        (ahead, behind, shares): (&PreCopy, bool, bool),
         timer: &mut Timer,
     ) -> Result<(Cut, TransferReport)> {
         client.shadow_gives_way();
@@ -59,9 +59,19 @@ impl Cut {
             ));
         }
         let why = if ahead.why.is_empty() { why.unwrap_or_default() } else { ahead.why.clone() };
+        let named =
+            if client.writes_unnamed { ", and it has changed memory that no argument named" } else { "" };
+        let why = why + named;
         let ahead_bytes = ahead.bytes;
-        let taken =
-            TransferReport { way: ahead.way, why, bytes, ahead_bytes, new_bytes: bytes, still_bytes: bytes };
+        let taken = TransferReport {
+            way: ahead.way,
+            why,
+            bytes,
+            ahead_bytes,
+            new_bytes: bytes,
+            still_bytes: bytes,
+            ..TransferReport::default()
+        };
         let Some(preparing) = blocks.take() else { return Ok((Cut::Still, taken)) };
         let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
         let found = Partial::find(client, gpus, &mut ready, work)?;
@@ -72,11 +82,19 @@ impl Cut {
             partial.close(client);
             return Err(error);
         }
-        let (copied, still_bytes) = partial.bytes();
-        if copied > 0 {
+        if let copied @ 1.. = partial.bytes().copied {
             timer.lap("shadow copy", copied);
         }
-        let taken = TransferReport { new_bytes: copied + still_bytes, still_bytes, ..taken };
+        if !shares && client.may_be_guarded() {
+            partial.guard();
+        }
+        let NewBytes { copied, guarded, still } = partial.bytes();
+        let taken = TransferReport {
+            new_bytes: copied + guarded + still,
+            guarded_bytes: guarded,
+            still_bytes: still,
+            ..taken
+        };
         Ok((Cut::Part(partial), taken))
     }
 
@@ -111,7 +129,7 @@ impl Cut {
         match self {
             Cut::Still => false,
             Cut::Whole(_) => true,
-            Cut::Part(partial) => partial.bytes().0 > 0,
+            Cut::Part(partial) => partial.bytes().drained() > 0,
         }
     }
 
@@ -123,18 +141,21 @@ impl Cut {
         }
     }
 
-    /// What writes the rest of it, `work` with a copy of a part of it; none if there is nothing.
+    /// What writes the rest of it, `work` with a copy of a part of it, to which the program comes by the addresses of `buffers`;
+    /// none if there is nothing.
     pub(super) fn drain(
         self,
         client: &mut Client,
-        work: SaveTask,
+        (work, buffers): (SaveTask, Spans),
         gpus: Vec<Option<Gpu>>,
         blocks: Option<Preparing>,
         save: SaveContext,
     ) -> Option<Shadow> {
         match self {
             Cut::Whole(copies) => Some(copies.drain(gpus, blocks, save)),
-            Cut::Part(partial) if partial.bytes().0 > 0 => Some(partial.drain(work, gpus, blocks, save)),
+            Cut::Part(partial) if partial.bytes().drained() > 0 => {
+                Some(partial.drain(work, buffers, gpus, blocks, save))
+            }
             nothing => {
                 nothing.close(client);
                 None

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
+use rekindle_ring::Record;
 use rekindle_store::PartWriter;
 use serde_json::Value;
 
@@ -13,10 +14,11 @@ use super::block::Blocks;
 use super::copy_out;
 use super::enqueued_copies::EnqueuedCopies;
 use super::error::{Error, Result};
+use super::guard::Guard;
 use super::reference::Reference;
 use super::save::describe;
 use super::shadow::SaveTask;
-use crate::client::Room;
+use crate::client::{Client, Room};
 
 /// Parts as the store describes them, and how long it took since the save began.
 pub(super) type Drained = (Vec<Value>, Vec<Phase>);
@@ -32,6 +34,8 @@ pub(crate) struct Shadow {
     gives_way: bool,
     /// The copy, where it is made when the GPU comes to it; the drain has it until then.
     behind: Option<Weak<EnqueuedCopies>>,
+    /// What has no copy, and is not to be changed yet.
+    guard: Option<Arc<Guard>>,
 }
 
 #[derive(Default)]
@@ -45,6 +49,7 @@ struct Rooms {
 #[derive(Default)]
 pub(crate) struct Drain {
     stop: AtomicBool,
+    has_ended: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
     /// What was copied through. Letting go of it waits for all that the device is doing.
@@ -81,7 +86,7 @@ impl Shadow {
             drain.end(Err(Error::Io { action: "start", path: "a thread".to_string(), source }));
         }
         let rooms = Arc::new(Mutex::new(Rooms { full: rooms, empty: Vec::new() }));
-        Shadow { rooms, drain, gives_way: false, behind: None }
+        Shadow { rooms, drain, gives_way: false, behind: None, guard: None }
     }
 
     /// It is ended when somebody needs its memory.
@@ -94,6 +99,25 @@ impl Shadow {
     pub(super) fn coming_behind(mut self, copies: Weak<EnqueuedCopies>) -> Shadow {
         self.behind = Some(copies);
         self
+    }
+
+    /// Some of it is written from where it lies.
+    pub(super) fn guarding(mut self, guard: Option<Arc<Guard>>) -> Shadow {
+        self.guard = guard;
+        self
+    }
+
+    /// Whether a request has to wait until what it may change is copied out.
+    pub(crate) fn holds(&self, client: &Client, record: &Record<'_>) -> bool {
+        let Some(guard) = self.guard.as_ref().filter(|_| !self.drain.has_ended.load(Ordering::Acquire))
+        else {
+            return false;
+        };
+        let holds = guard.holds(client, record);
+        if holds {
+            self.drain.begin();
+        }
+        holds
     }
 
     pub(crate) fn comes_behind(&self) -> bool {
@@ -203,6 +227,7 @@ impl Drain {
 
     fn end(&self, drained: Result<Drained>) {
         *lock(&self.state) = State::Ended(drained);
+        self.has_ended.store(true, Ordering::Release);
         self.changed.notify_all();
     }
 }
@@ -228,20 +253,22 @@ impl Draining {
         Ok(Draining { save, began, phases: Vec::new() })
     }
 
-    /// What it has done by now was this.
-    pub(super) fn go_on(mut self, name: &str) -> Draining {
-        self.phases.push(self.phase(name));
+    /// What it has done by now was this: so many bytes, of which some were copied.
+    pub(super) fn go_on(mut self, name: &str, bytes: u64, copied: u64) -> Draining {
+        self.note(name, bytes, copied);
         self.began = Instant::now();
         self
     }
 
-    fn phase(&self, name: &str) -> Phase {
-        Phase {
+    fn note(&mut self, name: &str, bytes: u64, copied: u64) {
+        self.phases.push(Phase {
             name: name.to_string(),
             start_us: (self.began - self.save.since).as_micros() as u64,
             duration_us: self.began.elapsed().as_micros() as u64,
+            bytes,
+            from: copy_out::origin(bytes, copied),
             ..Phase::default()
-        }
+        });
     }
 
     /// All parts are written: so many bytes from here, of which some were copied.
@@ -252,8 +279,7 @@ impl Draining {
             describe(&part)
         };
         let parts = work.into_iter().map(finish).collect::<Result<_>>()?;
-        let drained = Phase { bytes, from: copy_out::origin(bytes, copied), ..self.phase("drain") };
-        self.phases.push(drained);
+        self.note("drain", bytes, copied);
         Ok((parts, self.phases))
     }
 }

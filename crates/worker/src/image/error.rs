@@ -40,6 +40,10 @@ pub(crate) enum Error {
     Injected(#[from] Injected),
     #[error("{0}")]
     Refused(String),
+    #[error(
+        "the program wrote to memory that was being written to the image, by an address that no argument named"
+    )]
+    Overwritten,
     #[error("the daemon went away")]
     Cancelled,
     #[error("cannot {action} {path}: {source}")]

@@ -26,6 +26,7 @@ mod disk;
 mod drain;
 mod enqueued_copies;
 mod error;
+mod guard;
 mod hashed;
 mod hidden;
 mod kernels;

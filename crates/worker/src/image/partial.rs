@@ -1,11 +1,12 @@
 //! GPU memory where there is no room for a copy of all of it: what the image has already, since it was written ahead or by an
 //! earlier one, stays where it is. Of the rest as much as there is room for is copied within the GPU and drained beside the
-//! program; what is left after that is to be written at once.
+//! program; what is left after that is drained from where it lies, before the program changes it ([`super::guard`]), or written
+//! at once.
 //!
 //! ```text
 //!  program      ──runs────────────────────┬ stands still ─────────────────┬──runs──────────────────▶
-//!  GPU memory     written ahead, in waves ═ hashes ═ copy of what is new ═
-//!  image        ◀──────────────────────┘             └ what has no room  └── the copy is drained
+//!  GPU memory     written ahead, in waves ═ hashes ═ copy of what is new ═ what has no room
+//!  image        ◀──────────────────────┘                                 └── drained ── the copy, too
 //! ```
 //!
 //! What is there when the program stands still is all that decides: a chunk is in the image by the hash that it has then.
@@ -14,6 +15,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
+use rekindle_protocol::fault;
 use rekindle_store::ContentHash;
 
 use super::block::{Blocks, Gpu, Preparing};
@@ -21,10 +23,12 @@ use super::contents::{PartLocation, threads};
 use super::copy_out::Span;
 use super::drain::{Draining, SaveContext, Shadow};
 use super::error::{Error, Result, device};
+use super::guard::Guard;
 use super::hashed::{Hashes, Hashing, INPUT, taken_by, values_of};
 use super::shadow::{SaveTask, stream};
 use super::{copy_out, transfer_path};
 use crate::client::{Client, Room};
+use crate::ondemand::Spans;
 
 /// Bytes of a part that are new, and where they lie.
 struct Run {
@@ -37,9 +41,24 @@ struct Run {
 pub(super) struct Partial {
     rooms: Vec<Room>,
     shadowed: Vec<Run>,
+    guarded: Vec<Run>,
     rest: Vec<Run>,
     /// By device and address of what is to be copied.
     hashes: HashMap<(usize, u64), ContentHash>,
+}
+
+/// How it is written: from a copy on the GPU, from where it lies while the program runs, and while that stands still.
+#[derive(Clone, Copy)]
+pub(super) struct NewBytes {
+    pub copied: u64,
+    pub guarded: u64,
+    pub still: u64,
+}
+
+impl NewBytes {
+    pub(super) fn drained(self) -> u64 {
+        self.copied + self.guarded
+    }
 }
 
 /// A chunk that is new: the number of its part, its place there, and its hash.
@@ -54,8 +73,13 @@ impl Partial {
         blocks: &mut Blocks,
         work: &SaveTask,
     ) -> Result<Option<Partial>> {
-        let mut partial =
-            Partial { rooms: Vec::new(), shadowed: Vec::new(), rest: Vec::new(), hashes: HashMap::new() };
+        let mut partial = Partial {
+            rooms: Vec::new(),
+            shadowed: Vec::new(),
+            guarded: Vec::new(),
+            rest: Vec::new(),
+            hashes: HashMap::new(),
+        };
         let hashes = partial.hash(client, gpus, blocks, work);
         let new = hashes.and_then(|hashes| hashes.map(|hashes| new_chunks(work, &hashes)).transpose());
         match new {
@@ -158,10 +182,26 @@ impl Partial {
         Ok(())
     }
 
-    /// Bytes that have a copy on the GPU, and that have none.
-    pub(super) fn bytes(&self) -> (u64, u64) {
+    /// What has no room is written from where it lies while the program runs, but for ends of buffers that devices do not hash.
+    pub(super) fn guard(&mut self) {
+        for run in std::mem::take(&mut self.rest) {
+            let PartLocation { device, address, bytes } = run.location;
+            let is_known = |at: &u64| self.hashes.contains_key(&(device, address + at));
+            let known = (0..bytes).step_by(INPUT as usize).take_while(is_known).count() as u64;
+            if known == 0 {
+                self.rest.push(run);
+                continue;
+            }
+            let (guarded, beyond) = run.split(bytes.min(known * INPUT));
+            self.guarded.push(guarded);
+            self.rest.extend(beyond);
+        }
+    }
+
+    /// What is new.
+    pub(super) fn bytes(&self) -> NewBytes {
         let sum = |runs: &[Run]| runs.iter().map(|run| run.location.bytes).sum();
-        (sum(&self.shadowed), sum(&self.rest))
+        NewBytes { copied: sum(&self.shadowed), guarded: sum(&self.guarded), still: sum(&self.rest) }
     }
 
     /// What is to be written at once.
@@ -181,22 +221,36 @@ impl Partial {
         }
     }
 
-    /// What writes the copy to the image.
+    /// What writes the copy to the image, and what is guarded before. `buffers`: the addresses by which the program comes to each
+    /// part of the work.
     pub(super) fn drain(
         mut self,
         work: SaveTask,
+        buffers: Spans,
         gpus: Vec<Option<Gpu>>,
         blocks: Option<Preparing>,
         save: SaveContext,
     ) -> Shadow {
-        Shadow::begin(std::mem::take(&mut self.rooms), move |stop| {
-            let drain = Draining::begin(save)?;
+        let of: Vec<(usize, u64)> = self.guarded.iter().map(|run| (run.number, run.location.bytes)).collect();
+        let guard = (!of.is_empty()).then(|| Guard::new(buffers, &of));
+        let guards = guard.clone();
+        let shadow = Shadow::begin(std::mem::take(&mut self.rooms), move |stop| {
+            let mut drain = Draining::begin(save)?;
             let known = |location: &PartLocation, piece| self.hash_of(location, piece);
+            let mut blocks = blocks;
+            if let Some(guard) = &guard {
+                fault::point("guarded").map_err(|fault| Error::Refused(fault.to_string()))?;
+                let spans = spans(&self.guarded, &work);
+                let (copied, made) = copy_out::save_guarded(&gpus, blocks, &spans, &known, guard, stop)?;
+                blocks = made.map(Preparing::Ready);
+                drain = drain.go_on("drain what has no copy", self.bytes().guarded, copied);
+            }
             let spans = spans(&self.shadowed, &work);
             let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), stop)?;
             drop(spans);
-            Ok((drain.finish(work, self.bytes().0, copied)?, blocks))
-        })
+            Ok((drain.finish(work, self.bytes().copied, copied)?, blocks))
+        });
+        shadow.guarding(guards)
     }
 }
 

@@ -66,7 +66,7 @@ fn try_to_save(
     let Activity::Quiesced(quiesced) = &mut dispatcher.activity else {
         return Err(Error::Refused("only a program that stands still can be saved".to_string()));
     };
-    let (mut blocks, behind) = (quiesced.blocks.take(), quiesced.behind);
+    let (mut blocks, behind, shares) = (quiesced.blocks.take(), quiesced.behind, quiesced.shared.is_some());
     let client = &mut dispatcher.client;
     check_globals(client)?;
     client.own_orphans()?;
@@ -120,7 +120,7 @@ fn try_to_save(
     let mut cut = Cut::Still;
     let mut taken = None;
     if contents == Contents::Shadowed && !plan.work.is_empty() {
-        match Cut::make(client, &gpus, &mut blocks, &mut plan.work, &ahead, behind, &mut timer) {
+        match Cut::make(client, &gpus, &mut blocks, &mut plan.work, (&ahead, behind, shares), &mut timer) {
             Ok((made, way)) => (cut, taken) = (made, Some(way)),
             Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
         }
@@ -164,13 +164,14 @@ fn try_to_save(
         }
         None => Ok(()),
     });
+    let buffers = plan.buffers(client);
     let drained = if cut.is_drained() { std::mem::take(&mut plan.work) } else { SaveTask::new() };
-    let buffers = save_memory::finish(client, plan, saved);
-    let buffers = buffers.and_then(|parts| match &reference {
+    let saved = save_memory::finish(client, plan, saved);
+    let saved = saved.and_then(|parts| match &reference {
         Some(reference) => parts.iter().try_for_each(|part| reference.check(part)).map(|()| parts),
         None => Ok(parts),
     });
-    let described = buffers.and_then(|mut parts| {
+    let described = saved.and_then(|mut parts| {
         parts.extend(code?);
         parts.extend(arrays);
         parts.extend(declared);
@@ -180,8 +181,8 @@ fn try_to_save(
     match described {
         Ok(parts) => {
             let context = SaveContext { since: timer.began(), reference };
-            client.shadow = cut.drain(client, drained, gpus, blocks, context);
-            Ok((protocol::Saved { parts, phases: timer.phases(), memory: taken, waited: None }, left))
+            client.shadow = cut.drain(client, (drained, buffers), gpus, blocks, context);
+            Ok((protocol::Saved { parts, phases: timer.phases(), memory: taken, ..Default::default() }, left))
         }
         Err(error) => {
             cut.close(client);

@@ -14,6 +14,7 @@ use super::state::{
 };
 use crate::client::{Client, Context};
 use crate::memory::{Content, Mapping};
+use crate::ondemand::Spans;
 
 /// What of GPU memory is to be saved where.
 pub(super) struct Plan {
@@ -120,6 +121,22 @@ pub(super) fn places(client: &Client) -> Vec<PartLocation> {
         places.extend(mapped.map(|(&address, _)| location(address)));
     }
     places
+}
+
+impl Plan {
+    /// The addresses by which the program comes to each part of the work.
+    pub(super) fn buffers(&self, client: &Client) -> Spans {
+        let of_buffers = self.work.iter().map(|(location, _)| *location).enumerate();
+        let own = self.work.len() - self.windows.len();
+        let range = |location: PartLocation| location.address..location.address + location.bytes;
+        let mut spans: Vec<_> = of_buffers.take(own).map(|(number, at)| (range(at), number)).collect();
+        for (number, window) in self.windows.iter().enumerate() {
+            let mappings = client.virtual_memory.mappings.iter();
+            let mapped = mappings.filter(|(_, mapping)| mapping.serial == window.serial);
+            spans.extend(mapped.map(|(at, mapping)| (*at..at + mapping.bytes, own + number)));
+        }
+        Spans::new(Vec::new(), spans)
+    }
 }
 
 /// Undoes what [`plan`] has changed, and returns the parts if all were saved.

@@ -172,7 +172,7 @@ impl Copies {
             if let Some(copies) = copies {
                 // Nobody gives its memory back before the GPU has written there.
                 copies.wait(|| true)?;
-                drain = drain.go_on("the program's work");
+                drain = drain.go_on("the program's work", 0, 0);
             }
             let (mut hashes, mut blocks) = (None, blocks);
             if let Some(preparing) = blocks {

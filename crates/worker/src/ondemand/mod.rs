@@ -31,6 +31,7 @@ mod replace;
 mod replay;
 mod sharing;
 mod uses;
+mod writes;
 
 use std::sync::Arc;
 
@@ -52,6 +53,7 @@ pub(crate) use replace::{go_on, restore};
 pub(crate) use sharing::Sharing;
 use sharing::only_waits;
 pub(crate) use uses::{Spans, Uses};
+pub(crate) use writes::{Writes, writes};
 
 use crate::client::Client;
 use crate::dispatch::Admission;

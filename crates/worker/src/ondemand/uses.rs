@@ -48,7 +48,7 @@ impl Spans {
     }
 
     /// The parts that a request names, each once.
-    pub(super) fn parts(&self, touched: &TouchedMemory) -> Vec<usize> {
+    pub(crate) fn parts(&self, touched: &TouchedMemory) -> Vec<usize> {
         let mut parts = Vec::new();
         let named = touched.words.iter().filter_map(|word| self.at(*word));
         for part in touched.ranges.iter().flat_map(|range| self.within(range)).chain(named) {
