@@ -1,6 +1,7 @@
 """Images of programs that go on where the GPU has no room for a copy of their memory, since another process has the rest of it: a
 service that writes to little of what it has, and a training run that writes to nearly all; and of a service that has most of a GPU
-itself. Each with its memory written ahead, and standing still until it is written."""
+itself. Each with its memory written ahead, and standing still until it is written; and the training run with what has no copy written
+in the stop, in place of after it."""
 
 import contextlib
 import subprocess
@@ -14,10 +15,12 @@ from images import ask
 from programs import Native, python_program, wait_for
 from rekindle import Rekindle
 
-WAYS = {"ahead": {}, "still": {"REKINDLE_TUNING": "gpu.shadow=off"}}
+AHEAD, AT_ONCE = "ahead", "at once"
+WAYS = {AHEAD: {}, AT_ONCE: {"REKINDLE_TUNING": "gpu.guard=off"}, "still": {"REKINDLE_TUNING": "gpu.shadow=off"}}
 SERVED, TRAINED = "llm", "gpt2-train"
 # It needs a GPU of 140 GB.
 LARGE, LARGE_NEEDS = "llm-120", 140e9
+SERVICES = {"service": SERVED, "large service": LARGE}
 # What is left of the GPU: less than a sixteenth is left to others by a copy.
 LEFT = 0.08
 IMAGES = 2
@@ -131,7 +134,8 @@ def measure(binaries, memory, work, note, only):
     """`note(name, rekindle, function)` keeps each row."""
     for way, environment in WAYS.items():
         with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"room-{way}", **environment) as rekindle:
-            for what, program in {"service": SERVED, "large service": LARGE}.items():
+            # A service writes to so little that there is room for a copy of it.
+            for what, program in ({} if way == AT_ONCE else SERVICES).items():
                 if program in (only or [program]) and (program == SERVED or total_memory() >= LARGE_NEEDS):
                     note(f"{what}, {way}", rekindle, lambda: service(rekindle, program, way, work))
             if TRAINED in (only or [TRAINED]):

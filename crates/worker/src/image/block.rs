@@ -176,6 +176,10 @@ impl Blocks {
         self.memory.as_ref().map_or(0, |memory| memory.block)
     }
 
+    pub(super) fn count(&self) -> usize {
+        self.memory.as_ref().map_or(0, |memory| memory.count)
+    }
+
     /// Each block, for one user.
     pub(super) fn split(&mut self) -> Vec<Block<'_>> {
         let Some(memory) = &mut self.memory else { return Vec::new() };

@@ -90,7 +90,7 @@ pub(super) fn load(
         numbers.drain(..).try_for_each(arrived)
     };
     let disk = Disk::new();
-    pieces.on_threads(&mut made, |blocks| {
+    pieces.on_threads(&mut made, TURNS, |blocks| {
         let mut turns = LoadPipeline::new(blocks, sources, &disk);
         let mut fills = Vec::new();
         while let Some(Piece { number, range }) = pieces.next()? {
@@ -149,10 +149,11 @@ impl<'s> Pieces<'s> {
         blocks.wait().map(Some).map_err(device_error("pin host memory to copy through"))
     }
 
-    /// Runs on as many threads as there are blocks for; the first error ends it.
+    /// Runs on as many threads as there are blocks for, so many each; the first error ends it.
     pub(super) fn on_threads(
         &self,
         blocks: &mut Blocks,
+        turns: usize,
         run: impl Fn(&mut [Block<'_>]) -> Result<()> + Sync,
     ) -> Result<()> {
         let mut blocks = blocks.split();
@@ -160,7 +161,7 @@ impl<'s> Pieces<'s> {
             |turns: &mut [Block<'_>]| run(turns).inspect_err(|_| self.failed.store(true, Ordering::Relaxed));
         std::thread::scope(|scope| {
             let handles: Vec<_> =
-                blocks.chunks_exact_mut(TURNS).map(|turns| scope.spawn(|| run(turns))).collect();
+                blocks.chunks_exact_mut(turns).map(|turns| scope.spawn(|| run(turns))).collect();
             let results: Vec<_> = handles.into_iter().map(|handle| handle.join()).collect();
             results.into_iter().try_for_each(|result| match result {
                 Ok(result) => result,

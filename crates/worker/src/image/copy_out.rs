@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rekindle_store::{ContentHash, PartWriter};
 
 use super::block::{Block, Blocks, Gpu, Preparing};
-use super::contents::{Gpus, PartLocation, Pieces, TURNS, gpu};
+use super::contents::{Gpus, PartLocation, Pieces, TURNS, gpu, threads};
 use super::error::{Error, Result, device};
 use super::guard::Guard;
 use super::progress::{Piece, Progress};
@@ -93,8 +93,10 @@ impl Save<'_> {
     ) -> Result<(u64, Option<Blocks>)> {
         let pieces = Pieces::of(progress, stop);
         let Some(mut made) = pieces.blocks(self.gpus, blocks)? else { return Ok((0, None)) };
-        pieces.on_threads(&mut made, |turns| {
-            let mut under_way = VecDeque::with_capacity(TURNS);
+        // What the program waits for has more threads than what goes on beside it.
+        let turns = if self.guard.is_some() { (made.count() / threads()).clamp(1, TURNS) } else { TURNS };
+        pieces.on_threads(&mut made, turns, |turns| {
+            let mut under_way = VecDeque::with_capacity(turns.len());
             let mut free: Vec<usize> = (0..turns.len()).collect();
             loop {
                 while !free.is_empty()

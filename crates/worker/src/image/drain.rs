@@ -75,7 +75,6 @@ impl Shadow {
         let told = drain.clone();
         let run = move || {
             told.await_begin();
-            rekindle_parallel::give_way(rekindle_parallel::BESIDE_A_PROGRAM);
             let drained = write(&told.stop).map(|(drained, blocks)| {
                 *lock(&told.blocks) = blocks;
                 drained

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
+use rekindle_parallel::{BESIDE_A_PROGRAM, give_way};
 use rekindle_protocol::fault;
 use rekindle_store::ContentHash;
 
@@ -245,6 +246,8 @@ impl Partial {
                 blocks = made.map(Preparing::Ready);
                 drain = drain.go_on("drain what has no copy", self.bytes().guarded, copied);
             }
+            // Nobody waits for the rest.
+            give_way(BESIDE_A_PROGRAM);
             let spans = spans(&self.shadowed, &work);
             let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), stop)?;
             drop(spans);

@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use rekindle_parallel::{BESIDE_A_PROGRAM, give_way};
 use rekindle_protocol::fault;
 use rekindle_protocol::worker::{Phase, TransferPath};
 use rekindle_store::{ContentHash, PartKind, Staging};
@@ -142,6 +143,7 @@ pub(crate) fn begin(
     let writer =
         Writer { remote, gpus, slots, staging, blocks: None, written: Vec::new(), bytes: 0, copied: 0 };
     let shadow = Shadow::begin(rooms, move |stop| {
+        give_way(BESIDE_A_PROGRAM);
         let (ahead, phase) = writer.run(&places, preparing, why, began, stop)?;
         *told.lock().unwrap_or_else(PoisonError::into_inner) = ahead;
         Ok(((Vec::new(), vec![phase]), None))

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use rekindle_protocol::tuning;
 use rekindle_store::{ChunkRef, ContentHash, Encoding, Part, PartWriter};
 
-use super::contents::{Gpus, PartLocation, Pieces, gpu};
+use super::contents::{Gpus, PartLocation, Pieces, TURNS, gpu};
 use super::error::{Error, Result, device};
 use super::progress::Progress;
 use super::shadow::SaveTask;
@@ -46,7 +46,7 @@ impl Reference {
         let pieces = Pieces::of(&progress, stop);
         let hashes = Mutex::new(HashMap::new());
         let Some(mut made) = pieces.blocks(gpus, None)? else { return Ok(Reference(HashMap::new())) };
-        pieces.on_threads(&mut made, |blocks| {
+        pieces.on_threads(&mut made, TURNS, |blocks| {
             let Some(block) = blocks.first_mut() else { return Ok(()) };
             while let Some(piece) = pieces.next()? {
                 let location = &work[piece.number].0;

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::{Event, Stream};
+use rekindle_parallel::{BESIDE_A_PROGRAM, give_way};
 use rekindle_store::PartWriter;
 
 use super::block::{Gpu, Preparing};
@@ -168,6 +169,7 @@ impl Copies {
         let copies = behind.then(|| Arc::new(EnqueuedCopies::new(enqueued.collect())));
         let enqueued = copies.as_ref().map(Arc::downgrade);
         let shadow = Shadow::begin(rooms, move |stop| {
+            give_way(BESIDE_A_PROGRAM);
             let mut drain = Draining::begin(save)?;
             if let Some(copies) = copies {
                 // Nobody gives its memory back before the GPU has written there.
