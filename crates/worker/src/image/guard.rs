@@ -11,7 +11,7 @@
 //! a piece that is not what its hash says ends the image, and its program's images are written as it stands still from then on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rekindle_ring::Record;
 
@@ -28,6 +28,8 @@ pub(crate) struct Guard {
     buffers: Spans,
     /// By buffer.
     runs: Vec<Vec<usize>>,
+    /// Runs that are not copied yet.
+    left: AtomicUsize,
     /// The request that was last seen to wait.
     held: AtomicU64,
 }
@@ -39,7 +41,8 @@ impl Guard {
         let progress = Progress::new(&sizes, |_, at| at + BESIDE as u64, &[]);
         let mut runs = vec![Vec::new(); of.iter().map(|(buffer, _)| buffer + 1).max().unwrap_or(0)];
         of.iter().enumerate().for_each(|(run, (buffer, _))| runs[*buffer].push(run));
-        Arc::new(Guard { progress, buffers, runs, held: AtomicU64::new(u64::MAX) })
+        let left = AtomicUsize::new(of.len());
+        Arc::new(Guard { left, progress, buffers, runs, held: AtomicU64::new(u64::MAX) })
     }
 
     pub(super) fn progress(&self) -> &Progress {
@@ -50,11 +53,15 @@ impl Guard {
     pub(super) fn note_copied(&self, run: usize) {
         if self.progress.arrived(run) {
             self.progress.set_whole(run);
+            self.left.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
     /// Whether a request has to wait for what it may change, which is copied next.
     pub(super) fn holds(&self, client: &Client, record: &Record<'_>) -> bool {
+        if self.left.load(Ordering::Acquire) == 0 {
+            return false;
+        }
         let missing = |run: &usize| !self.progress.is_whole(*run);
         let named: Vec<usize> = match writes(client, record) {
             Writes::Nothing => return false,
