@@ -149,6 +149,12 @@ def test_streams_of_another_gpu_wait_for_copies_whose_turn_has_not_come(begin):
     assert worker(rekindle, "random") == worker(rekindle, "flood")
 
 
+def test_a_mistake_is_told_on_the_gpu_that_it_was_made_on_also_where_it_waited_for_a_turn(begin):
+    rekindle = begin("piece=256K,window=1M")
+    start(rekindle, "wrong", "wrong", gpu=f"{GPU},devices=2")
+    assert rekindle.wait_lines("wrong", 2) == ["told", "told"]
+
+
 def test_a_program_with_copies_that_wait_is_imaged_and_goes_on_here_and_there(begin):
     rekindle = begin("piece=256K,window=1M")
     start(rekindle, "flood", "flood")

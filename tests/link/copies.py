@@ -7,6 +7,7 @@ copies.py timed           4 MB to the GPU and back again and again: when it bega
 copies.py filled MB SEED MARK   fills so much of the GPU's memory; compares it once the file MARK is there: `filled`, `right`
 copies.py random SEED     random copies on several streams of all GPUs, all of them compared: `round N right`
 copies.py between         copies 2 MB from the first GPU to the second and back, four of them always under way, all of them compared: `round N right`
+copies.py wrong           copies from and to where nothing is, on the second of two GPUs: `told`, or `not told`, for each
 """
 
 import ctypes
@@ -186,6 +187,36 @@ def between():
         send(slot, number * 4096 % count)
 
 
+def wrong():
+    """Each mistake is made behind work of another kind, and is that of the second GPU alone."""
+    contexts = [open_device(device) for device in range(2)]
+    streams, buffers = [], []
+    for context in contexts:
+        call("cuCtxSetCurrent", context)
+        streams.append(call("cuStreamCreate", 1))
+        buffers.append(int(call("cuMemAlloc", PIECE)))
+    source, pageable, nowhere = pinned(PIECE), np.empty(SMALL, np.uint8), buffers[1] + (100 << 30)
+
+    def behind_a_large_copy():
+        call("cuMemcpyHtoDAsync", buffers[1], source.ctypes.data, PIECE, streams[1])
+        call("cuMemsetD8Async", nowhere, 1, SMALL, streams[1])
+
+    def behind_staged_bytes_of_the_other():
+        call("cuMemcpyHtoDAsync", buffers[0], pageable.ctypes.data, SMALL, streams[0])
+        call("cuMemcpyDtoHAsync", pageable.ctypes.data, nowhere, SMALL, streams[1])
+
+    for mistake in (behind_a_large_copy, behind_staged_bytes_of_the_other):
+        try:
+            mistake()
+            call("cuStreamSynchronize", streams[1])
+            print("not told", flush=True)
+        except RuntimeError as error:
+            print("told" if "INVALID_VALUE" in str(error) else error, flush=True)
+        for stream in streams:
+            call("cuStreamSynchronize", stream)
+    time.sleep(1000)
+
+
 open_device()
 {
     "flood": flood,
@@ -194,5 +225,6 @@ open_device()
     "filled": filled,
     "beside": beside,
     "between": between,
+    "wrong": wrong,
     "random": lambda seed: random_copies(int(seed)),
 }[sys.argv[1]](*sys.argv[2:])

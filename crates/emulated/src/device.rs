@@ -103,7 +103,8 @@ impl EmulatedDevice {
         self.context.scheduler.check()
     }
 
-    /// On a thread that is bound to another device no stream or event is made for this one: a driver would make it for the other.
+    /// On a thread that is bound to another device no stream or event is made for this one, which a driver would make for the
+    /// other, and no kernel or graph is launched.
     fn check_bound(&self) -> Result<()> {
         match BOUND.get() {
             Some(bound) if bound != self.info.index => Err(CUDA_ERROR_INVALID_HANDLE),
@@ -396,6 +397,7 @@ impl Device for EmulatedDevice {
     }
 
     fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
+        self.check_bound()?;
         self.context.submit(stream, self.launch_op(function, launch, parameters)?)
     }
 
@@ -506,6 +508,7 @@ impl Device for EmulatedDevice {
     }
 
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        self.check_bound()?;
         self.context.graph_launch(exec, stream)
     }
 

@@ -336,6 +336,7 @@ impl Dispatcher {
             slow::end(&self.client, began, record.opcode, record.body);
             self.client.waiting.forget_behind(record.opcode);
             if let Some(reply) = &answer {
+                self.client.tell_late_failures();
                 has_failed |= self.client.note_failure(self.client.bound(), reply);
             }
             if !has_failed {

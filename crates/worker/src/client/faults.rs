@@ -7,6 +7,7 @@ use rekindle_protocol::operation::{ReplyHead, name};
 use rekindle_ring::Record;
 
 use super::Client;
+use crate::shared::ClientDevice;
 
 /// Work runs ahead of loading, or on buffers that are shared, or what it does could be done once more: a fault of it is
 /// [mended](crate::ondemand).
@@ -29,12 +30,29 @@ impl Client {
         if self.is_to_be_mended(code) {
             return;
         }
-        let device = self.bound();
+        self.fail_later(self.bound(), operation, code);
+    }
+
+    /// As [`Client::asynchronous_failure`], of a device.
+    fn fail_later(&mut self, device: usize, operation: &str, code: CuResult) {
         log::warn!("{operation} on device {device} failed: {code}");
         if let Some(board) = self.board {
             board.set_error(device, code.0);
         }
         self.note_fault(device, code);
+    }
+
+    /// What waited for its turn on the link has failed when it came: the device's next synchronising call reports it. Called before
+    /// the program is told that anything is done, for this may be behind it.
+    pub(crate) fn tell_late_failures(&mut self) {
+        for device in 0..self.contexts.len() {
+            let view = self.contexts[device].as_ref().and_then(|context| context.gpu.view.as_deref());
+            if let Some(code) = view.and_then(ClientDevice::take_late)
+                && !self.is_to_be_mended(code)
+            {
+                self.fail_later(device, "work behind a copy", code);
+            }
+        }
     }
 
     /// A request that nobody waits for is not done, and the program hears of it as of any that failed.

@@ -114,6 +114,8 @@ impl Client {
         let open = self.threads[origin.ring].lane.open;
         if open.is_some_and(|open| (open.device, open.stream) != (device, stream)) {
             self.close_batch(origin.ring);
+            // That batch may be of another device.
+            self.bind(device)?;
         }
         for part in parts {
             let (to, from) = sides(area + part.start, part.start - offset);
@@ -142,7 +144,6 @@ impl Client {
         }
     }
 
-    /// A transfer that could not be issued must not hold up those after it.
     /// Has the request be complete, if it is a transfer, and nothing done.
     pub(super) fn abandon(&mut self, ring: usize, opcode: u32, body: &[u8], code: CuResult) {
         let (device, end) = match opcode {
@@ -159,9 +160,12 @@ impl Client {
         let _ = self.abandon_if_failed(Origin { ring }, device, end, Err(code));
     }
 
+    /// A transfer that could not be issued must not hold up those after it.
     fn abandon_if_failed(&mut self, origin: Origin, device: u8, end: u64, issued: Result<()>) -> Result<()> {
         if issued.is_err() {
             self.close_batch(origin.ring);
+            // The program is told on the device that the transfer was for.
+            let _ = self.bind(device.into());
             let work = self.waiting.assumed.work();
             let closed = Closed { device: usize::from(device), event: None, end, down: None, work };
             self.threads[origin.ring].lane.closed.push_back(closed);
@@ -245,6 +249,7 @@ impl Client {
                 complete = Some(end);
             }
             if let Some(end) = complete.filter(|_| !self.is_broken()) {
+                self.tell_late_failures();
                 self.note_told();
                 self.note_staged(ring, end);
                 self.threads[ring].lane.complete = end;

@@ -354,6 +354,7 @@ impl Client {
         let pending = self.waiting.pending.remove(at);
         self.let_go(pending.device, pending.events);
         let reply = (pending.then)(self, result);
+        self.tell_late_failures();
         self.note_failure(pending.device, &reply);
         // Whoever goes on in place of this worker answers.
         if !self.is_broken() {

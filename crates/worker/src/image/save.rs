@@ -238,6 +238,7 @@ pub(super) fn describe(part: &Part) -> Result<Value> {
 }
 
 pub(super) fn devices(client: &mut Client) -> Result<Vec<DeviceState>> {
+    client.tell_late_failures();
     let board = client.board;
     let describe = |(info, context): (DeviceInfo, &Option<Context>)| {
         let index = info.index as usize;

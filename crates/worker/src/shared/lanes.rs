@@ -7,9 +7,10 @@
 //! What is in lanes is numbered. A number is only ever after smaller ones, so lanes cannot wait for each other in a
 //! circle.
 
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
+use rekindle_cuda::{CUDA_ERROR_DEINITIALIZED, CuResult};
 use rekindle_device::{Device, Event, Result, Stream};
 
 use super::lane::{StreamWork, Task};
@@ -26,6 +27,8 @@ pub(super) struct Lanes {
     state: Mutex<State>,
     /// Something was issued, or the client is no more.
     issued: Condvar,
+    /// The first error of what was issued later and that nobody was told of; 0: none.
+    late: AtomicI32,
 }
 
 pub(super) struct State {
@@ -57,7 +60,7 @@ impl Lanes {
             let client = link.as_ref().map_or(0, |link| link.join(own.clone(), computes));
             let queues = Queues::new(device, link, client, order_event);
             let state = State { order: Order::new(legacy), queues };
-            Lanes { state: Mutex::new(state), issued: Condvar::new() }
+            Lanes { state: Mutex::new(state), issued: Condvar::new(), late: AtomicI32::new(0) }
         })
     }
 
@@ -79,19 +82,18 @@ impl Lanes {
     /// Waits until all that these streams were given so far is issued.
     pub(super) fn wait_for(&self, streams: &[Stream]) -> Result<()> {
         let last = self.state().queues.last();
-        self.wait_until(|queues| queues.is_issued(last, Some(streams)))?.queues.take_late()
+        self.wait_until(|queues| queues.is_issued(last, Some(streams))).map(drop)
     }
 
     /// Waits until all that is in lanes now is issued.
     pub(super) fn wait_for_all(&self) -> Result<()> {
         let last = self.state().queues.last();
-        self.wait_until(|queues| queues.is_issued(last, None))?.queues.take_late()
+        self.wait_until(|queues| queues.is_issued(last, None)).map(drop)
     }
 
     /// Waits until the latest record of the event is issued.
     pub(super) fn wait_for_record(&self, event: Event) -> Result<()> {
-        let mut state = self.wait_until(|queues| !queues.is_unrecorded(event))?;
-        state.queues.take_late()
+        self.wait_until(|queues| !queues.is_unrecorded(event)).map(drop)
     }
 
     /// The place of work that a stream is given.
@@ -107,7 +109,6 @@ impl Lanes {
     /// The driver's stream for the client's, once there is room in its lane.
     fn enter(&self, stream: Stream) -> Result<(MutexGuard<'_, State>, Stream)> {
         let mut guard = self.state();
-        guard.queues.take_late()?;
         let real = guard.order.real(stream);
         let capturing = guard.queues.is_capturing();
         let most = if capturing { 1 } else { MOST };
@@ -172,10 +173,21 @@ impl Lanes {
         Ok(())
     }
 
-    /// Issues what may be issued. Whether something was.
+    /// The error of what was issued later, of which nobody has been told. It is there before anything behind it is seen to be done.
+    pub(super) fn take_late(&self) -> Option<CuResult> {
+        match self.late.load(Ordering::Acquire) {
+            0 => None,
+            _ => Some(CuResult(self.late.swap(0, Ordering::AcqRel))),
+        }
+    }
+
+    /// Issues what may be issued, on a thread that is bound to the device. Whether something was.
     pub(super) fn pump(&self) -> bool {
         let mut state = self.state();
         let progress = state.queues.pump();
+        if let Some(code) = state.queues.take_late() {
+            let _ = self.late.compare_exchange(0, code.0, Ordering::Release, Ordering::Relaxed);
+        }
         drop(state);
         if progress {
             self.issued.notify_all();

@@ -28,7 +28,7 @@ pub(super) struct Queues {
     /// Done once all that was in lanes before is issued.
     later: VecDeque<(Number, Destroy)>,
     capturing: HashSet<Stream>,
-    /// An error of what was issued later, for the next call.
+    /// The first error of what was issued later.
     late: Option<CuResult>,
     closed: bool,
     /// Recorded and waited for again and again, while nothing is in lanes.
@@ -140,8 +140,8 @@ impl Queues {
         self.events.get(&event).is_some_and(|named| named.record.is_some())
     }
 
-    pub(super) fn take_late(&mut self) -> Result<()> {
-        self.late.take().map_or(Ok(()), Err)
+    pub(super) fn take_late(&mut self) -> Option<CuResult> {
+        self.late.take()
     }
 
     pub(super) fn set_rank(&mut self, stream: Stream, rank: CopyRank) {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use rekindle_cuda::CUDA_ERROR_INVALID_HANDLE;
 use rekindle_device::{
     Access, Code, Copy3D, DEVICE_RANGE, Device, Event, Function, Launch, MemorySet, ModuleKind, Stream,
 };
@@ -368,6 +369,31 @@ fn a_copy_behind_work_that_does_not_end_holds_up_nobody() {
     stuck.host[REGION] = 0;
     (1..3).for_each(|stream| stuck.check(stream));
     assert!(stuck.device.close(Duration::from_secs(20)) && other.device.close(Duration::from_secs(20)));
+}
+
+#[test]
+fn an_error_of_what_was_issued_later_is_kept_for_whoever_tells_it_and_looks_take_nothing_of_it() {
+    let gpu = gpu();
+    let link = Link::new(gpu.clone(), Some(SETTINGS), None).unwrap().unwrap();
+    let mut model = Model::new(gpu, link, 0);
+    let (device, stream) = (model.device.clone(), model.streams[3]);
+    let fail = || {
+        let launch = Launch { grid: [1; 3], block: [1; 3], ..Launch::default() };
+        device.launch(Function(u64::MAX), &launch, stream, &[]).unwrap();
+    };
+    model.act(&Action::Up { stream: 3, at: 0, bytes: REGION, seed: 1 });
+    assert_eq!(device.take_late(), None);
+    fail();
+    fail();
+    let event = device.event_create(2).unwrap();
+    device.event_record(event, stream, 0).unwrap();
+    while !device.event_query(event).unwrap() {}
+    assert!(device.stream_query(stream).unwrap());
+    model.act(&Action::Fill { stream: 3, at: 9, bytes: 20, value: 7 });
+    model.act(&Action::CheckAll);
+    assert_eq!(device.take_late(), Some(CUDA_ERROR_INVALID_HANDLE));
+    assert_eq!(device.take_late(), None);
+    assert!(device.close(Duration::from_secs(20)));
 }
 
 #[test]

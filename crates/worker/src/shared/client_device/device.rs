@@ -265,8 +265,7 @@ impl Device for ClientDevice {
     }
     fn stream_query(&self, stream: Stream) -> Result<bool> {
         let open = self.open()?;
-        let mut state = self.lanes.state();
-        state.queues.take_late()?;
+        let state = self.lanes.state();
         let streams = state.order.waits_for(stream);
         let behind = streams.iter().any(|stream| state.queues.is_behind(*stream));
         drop(state);
@@ -307,13 +306,13 @@ impl Device for ClientDevice {
         self.noted(self.lanes.record(event, stream, flags))
     }
     fn event_issue(&self, event: Event) -> Result<()> {
-        let _open = self.open()?;
+        // The thread may be bound to another device, which it is to stay.
+        let _open = self.open_as_it_is()?;
         self.noted(self.lanes.wait_for_record(event))
     }
     fn event_query(&self, event: Event) -> Result<bool> {
         let open = self.open()?;
-        let mut state = self.lanes.state();
-        state.queues.take_late()?;
+        let state = self.lanes.state();
         let unrecorded = state.queues.is_unrecorded(event);
         drop(state);
         if unrecorded { Ok(false) } else { self.noted(open.event_query(event)) }

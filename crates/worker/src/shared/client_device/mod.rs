@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
+use rekindle_cuda::{CUDA_ERROR_DEINITIALIZED, CuResult};
 use rekindle_device::{Device, Global, Memory, Module, Result, Stream};
 
 use crate::shared::division::Portion;
@@ -182,6 +182,13 @@ impl ClientDevice {
         Ok(true)
     }
 
+    /// The first error of what its streams were given and that was issued later, of which nobody has been told.
+    pub(crate) fn take_late(&self) -> Option<CuResult> {
+        let code = self.lanes.take_late()?;
+        let _ = self.noted(Err::<(), _>(code));
+        Some(code)
+    }
+
     /// An error if the context has failed.
     pub(crate) fn check(&self) -> Result<()> {
         let open = self.open()?;
@@ -325,6 +332,11 @@ impl ClientDevice {
         if self.moves.load(Ordering::Relaxed) {
             self.try_move();
         }
+        self.open_as_it_is()
+    }
+
+    /// As [`ClientDevice::open`], without moving its streams, for which the device would be bound.
+    fn open_as_it_is(&self) -> Result<Open<'_>> {
         let call = self.calls.read().unwrap_or_else(PoisonError::into_inner);
         match self.is_closing() || self.is_leaving() {
             false => Ok(Open { device: &*self.device, _call: call }),
