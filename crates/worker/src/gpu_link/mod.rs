@@ -9,8 +9,9 @@
 //!
 //! To the GPU all go as they come: what a restore or declared data brings a program waits for, as for its own copies.
 //!
-//! A program's copy never waits here, and nothing is noted of it while nothing is copied for programs. Which copies of
-//! programs that share a context go first is [`crate::shared`]'s.
+//! A program's copy never waits here, and nothing is noted of it while nothing is copied for programs and no shared context has
+//! copies that wait: those are to have no more of the link than it. Which copies of programs that share contexts go first is
+//! [`crate::shared`]'s.
 
 mod page;
 mod pieces;
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 use rekindle_device::{Device, Event, Stream};
 use rekindle_protocol::worker::LINKS_VARIABLE;
 
-pub(crate) use page::{LinkPage, now};
+pub(crate) use page::{Claimant, LinkPage, now};
 use pieces::Piece;
 use programs::ProgramCopy;
 pub(crate) use programs::SMALL;
@@ -68,6 +69,10 @@ struct State {
     pieces: [VecDeque<Piece>; 2],
     /// Bytes of pieces that are under way, or about to be.
     bytes: [u64; 2],
+    /// The virtual time that programs' copies have come to.
+    times: [u64; 2],
+    /// When one of them was last seen to be under way, or to have ended, in nanoseconds.
+    seen: [u64; 2],
     /// When a piece was last found to be done.
     last_done: [Option<Instant>; 2],
     /// Events that are not in use.
@@ -195,13 +200,18 @@ impl Shared {
         changed.as_flattened().contains(&true)
     }
 
-    fn tell(&self, state: &State, way: Direction, now: u64) {
+    fn tell(&self, state: &mut State, way: Direction, now: u64) {
         let copying = state.copies.iter().any(|copy| copy.way == way && copy.is_under_way());
         self.page.set_copying(way, copying, now);
         if copying {
             self.page.note_copy(way, now);
+            state.seen[way as usize] = now;
         }
         self.page.set_bulk(way, state.bytes[way as usize], now);
+        match copying {
+            true => self.page.claim(way, Claimant::Program, state.times[way as usize], now),
+            false => self.page.unclaim(way),
+        }
     }
 
     fn is_done(&self, event: Event) -> bool {

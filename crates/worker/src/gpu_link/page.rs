@@ -1,12 +1,14 @@
 //! What the workers of a GPU tell each other of its link, in memory that they share.
 //!
 //! ```text
-//!   line 0, 1      each direction: until when copies for programs are expected, the last turn of such, the bell
+//!   line 0, 1      each direction: until when copies for programs are expected, the last turn of such, the bell; claims
 //!   from line 2    a slot for each worker, of two lines: what it has in each direction
 //! ```
 //!
 //! A worker changes its own slot alone. All that holds for a while says until when, by the machine's monotonic clock: what one
 //! that was killed or stopped has said is soon over, and nobody waits for it.
+
+mod claims;
 
 use std::fs::File;
 use std::io;
@@ -19,10 +21,12 @@ use memmap2::MmapRaw;
 use crate::shared::Direction;
 use crate::worker_page;
 
+pub(crate) use claims::Claimant;
+
 /// A worker more than this is not scheduled.
 const SLOTS: usize = 63;
 /// What the file's name begins with. Another layout has another name.
-const NAME: &str = "link-1-";
+const NAME: &str = "link-2-";
 /// So long what a worker says of its copies holds, unless it says it again.
 const LEASE: u64 = 100_000_000;
 /// So long copies for programs are expected after the last one.
@@ -38,6 +42,11 @@ struct Way {
     /// Changed when there may be room for who waits.
     bell: AtomicU32,
     sleepers: AtomicU32,
+    /// Bits of the slots whose copies wait for the link, and which of these are of shared contexts.
+    claims: AtomicU64,
+    queues: AtomicU64,
+    /// The furthest virtual time at which a copy began.
+    clock: AtomicU64,
 }
 
 /// What a worker has in one direction.
@@ -50,6 +59,9 @@ struct Use {
     /// Bytes of copies for programs that are under way, and until when that holds.
     bulk: AtomicU64,
     bulk_until: AtomicU64,
+    /// Until when copies of its programs claim the link, and the virtual time that they have come to.
+    claimed: AtomicU64,
+    virtual_time: AtomicU64,
 }
 
 #[repr(C)]
@@ -110,6 +122,7 @@ impl LinkPage {
                 word.store(0, Ordering::Release);
             }
         }
+        Direction::ALL.iter().for_each(|way| self.unclaim(*way));
     }
 
     /// Copies for a program are made, or wait.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rekindle_device::{Event, Result, Stream};
 
-use super::{GpuLink, Shared, State, now};
+use super::{ANTICIPATED, GpuLink, Shared, State, now};
 use crate::shared::Direction;
 
 /// A copy of no more is not noted: nobody waits for it.
@@ -16,6 +16,7 @@ const LOOKED_AT: usize = 16;
 /// A copy of a program's that its stream was given.
 pub(super) struct ProgramCopy {
     pub way: Direction,
+    bytes: u64,
     /// Before it; none once that was reached.
     begun: Option<Event>,
     ended: Event,
@@ -30,7 +31,7 @@ impl ProgramCopy {
 
 impl GpuLink {
     /// Makes a copy of a program's, of so many bytes, by giving it to the stream. Copies for programs wait from when it begins
-    /// until it is done.
+    /// until it is done, and those of shared contexts have as many bytes meanwhile, but for a window.
     pub(crate) fn program_copies(
         &self,
         way: Direction,
@@ -38,12 +39,16 @@ impl GpuLink {
         stream: Stream,
         copy: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        if bytes <= SMALL || !GpuLink::gives_way(way) {
+        if bytes <= SMALL {
             return copy();
         }
         let (shared, now) = (&self.shared, now());
-        shared.page.note_copy(way, now);
-        if !shared.page.expects_bulk(way, now) {
+        let mut is_noted = shared.page.queues_elsewhere(way, now);
+        if GpuLink::gives_way(way) {
+            shared.page.note_copy(way, now);
+            is_noted |= shared.page.expects_bulk(way, now);
+        }
+        if !is_noted {
             return copy();
         }
         let begun = shared.mark(stream);
@@ -52,7 +57,7 @@ impl GpuLink {
         let mut state = shared.state();
         match begun.zip(ended) {
             Some((begun, ended)) => {
-                shared.note_copy(&mut state, ProgramCopy { way, begun: Some(begun), ended })
+                shared.note_copy(&mut state, ProgramCopy { way, bytes, begun: Some(begun), ended })
             }
             None => state.events.extend(begun.into_iter().chain(ended)),
         }
@@ -77,16 +82,26 @@ impl Shared {
 
     /// Looks which copies have begun, and which are done: in which directions that has changed something.
     pub(super) fn look_at_copies(&self, state: &mut State) -> [bool; 2] {
-        let State { copies, events, .. } = state;
+        let State { copies, events, times, seen, .. } = state;
         let (mut changed, mut at) = ([false; 2], 0);
         while at < copies.len().min(LOOKED_AT) {
             let copy = &mut copies[at];
+            let (direction, way) = (copy.way, copy.way as usize);
             if let Some(begun) = copy.begun.take_if(|begun| self.is_done(*begun)) {
                 events.push(begun);
-                changed[copy.way as usize] = true;
+                changed[way] = true;
+                let now = now();
+                // One that copies all the time keeps its place.
+                if seen[way] + ANTICIPATED < now {
+                    times[way] = times[way].max(self.page.first_time(direction, now));
+                }
+                self.page.advance_clock(direction, times[way]);
+                // It is not cut: all of it is had from its begin.
+                times[way] += copy.bytes;
             }
             if copy.is_under_way() && self.is_done(copy.ended) {
-                changed[copy.way as usize] = true;
+                changed[way] = true;
+                seen[way] = now();
                 events.extend(copies.remove(at).map(|copy| copy.ended));
             } else {
                 at += 1;

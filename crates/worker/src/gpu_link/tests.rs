@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rekindle_device::{Access, DEVICE_RANGE, Device, Stream};
 use rekindle_emulated::Config;
 
-use super::{GpuLink, LinkPage, now};
+use super::{Claimant, GpuLink, LinkPage, now};
 use crate::shared::{Direction, LinkSettings};
 
 const BYTES: u64 = 8 << 20;
@@ -116,6 +116,37 @@ fn to_the_gpu_a_copy_for_a_program_goes_as_it_comes() {
     let copies = || worker.device.copy(worker.from, worker.to, BYTES, worker.stream);
     worker.link.program_copies(Direction::ToGpu, BYTES, worker.stream, copies).unwrap();
     assert!(worker.link.shared.state().copies.is_empty(), "nobody wants to know of it");
+    worker.device.stream_synchronize(worker.stream).unwrap();
+}
+
+#[test]
+fn what_a_program_copies_claims_the_link_beside_shared_contexts_that_wait_and_keeps_its_place() {
+    let (directory, way) = (tempfile::tempdir().unwrap(), Direction::ToGpu);
+    let worker = Worker::new(directory.path());
+    let [other, third] = [worker.other(directory.path()), worker.other(directory.path())];
+    let copies = || worker.device.copy(worker.from, worker.to, BYTES, worker.stream);
+    let give = || worker.link.program_copies(way, BYTES, worker.stream, copies).unwrap();
+    // Another program's copies are none of its business.
+    third.claim(way, Claimant::Program, 1, now());
+    give();
+    assert!(worker.link.shared.state().copies.is_empty());
+    third.unclaim(way);
+    worker.device.stream_synchronize(worker.stream).unwrap();
+    let first = 100 << 20;
+    other.claim(way, Claimant::Queue, first, now() + 600_000_000_000);
+    give();
+    give();
+    // The first begins with those that wait. The second comes right behind it, and so where it has come to.
+    for come_to in [first + BYTES, first + 2 * BYTES] {
+        wait_until(|| other.least_claim(way, now()) == Some(come_to));
+    }
+    worker.device.stream_synchronize(worker.stream).unwrap();
+    wait_until(|| other.least_claim(way, now()).is_none());
+    // One that comes after a while has saved up nothing.
+    other.claim(way, Claimant::Queue, 2 * first, now() + 600_000_000_000);
+    std::thread::sleep(Duration::from_millis(5));
+    give();
+    wait_until(|| other.least_claim(way, now()) == Some(2 * first + BYTES));
     worker.device.stream_synchronize(worker.stream).unwrap();
 }
 

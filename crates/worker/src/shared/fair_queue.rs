@@ -43,6 +43,8 @@ pub(super) struct FairQueue {
     pub flows: HashMap<Key, Flow>,
     /// Programs of other contexts of the GPU copy: what is not of programs waits here.
     pub gives_way: bool,
+    /// Programs of other contexts of the GPU wait for the link: none of this one's begins a piece beyond this virtual time.
+    pub limit: Option<u64>,
     /// Virtual time.
     now: u64,
     /// Pieces of programs since the last one of others.
@@ -70,6 +72,27 @@ impl FairQueue {
     /// Whether any flow of the rank waits.
     pub fn waits(&self, rank: CopyRank) -> bool {
         self.flows.iter().any(|((_, other), flow)| flow.waits && *other == rank)
+    }
+
+    /// The virtual time of whoever was served last.
+    pub fn time(&self) -> u64 {
+        self.now
+    }
+
+    /// Where virtual time is further in other contexts, it is here too.
+    pub fn begin_at(&mut self, time: u64) {
+        self.now = self.now.max(time);
+    }
+
+    /// The virtual time of the program that is next of those that wait.
+    pub fn least(&self) -> Option<u64> {
+        let waiting = self.flows.iter().filter(|((_, rank), flow)| flow.waits && *rank == CopyRank::Program);
+        waiting.map(|(_, flow)| flow.tag.max(self.now)).min()
+    }
+
+    /// Whether programs of other contexts are to catch up before a program's piece of this virtual time.
+    fn is_ahead(&self, tag: u64) -> bool {
+        self.limit.is_some_and(|limit| tag > limit)
     }
 
     /// The rank whose turn it is, if both ask.
@@ -104,14 +127,15 @@ impl FairQueue {
         }
         let tag = self.flow(key).tag.max(self.now);
         let rivals: Vec<u64> = self.rivals(key).map(|flow| flow.tag.max(self.now)).collect();
-        if rivals.iter().any(|rival| *rival < tag) {
+        if rivals.iter().any(|rival| *rival < tag) || (rank == CopyRank::Program && self.is_ahead(tag)) {
             return None;
         }
         let room = self.room(rank, settings);
         if room < left.min(settings.piece) {
             return None;
         }
-        let most = if rivals.is_empty() { settings.window / 2 } else { settings.piece };
+        let is_alone = rivals.is_empty() && self.limit.is_none();
+        let most = if is_alone { settings.window / 2 } else { settings.piece };
         let bytes = left.min(most).min(room);
         // Another copy of it may still wait: its lanes are looked at all the same.
         self.flow(key).tag = tag + bytes * EVEN / u64::from(weight);
@@ -130,7 +154,10 @@ impl FairQueue {
     /// Who is next of those that wait, if there is room for a piece.
     pub fn next(&self, settings: &Settings) -> Option<Key> {
         let may = |rank: CopyRank| {
-            let is_held = rank == CopyRank::Background && self.gives_way;
+            let is_held = match rank {
+                CopyRank::Background => self.gives_way,
+                CopyRank::Program => self.least().is_some_and(|tag| self.is_ahead(tag)),
+            };
             !is_held && self.waits(rank) && self.room(rank, settings) >= settings.piece
         };
         let rank = match self.next_rank() {
@@ -214,6 +241,67 @@ mod tests {
                 prop_assert!((had - due).abs() <= 3.0 + due * 0.05, "{id} had {had} of {due}: {weights:?}");
             }
         }
+    }
+
+    proptest! {
+        #[test]
+        fn programs_of_all_contexts_have_bytes_by_weight_where_none_goes_further_than_a_window(
+            contexts in prop::collection::vec(prop::collection::vec(1u32..=40, 1..5), 2..4),
+            alone in 0usize..200,
+        ) {
+            let keys = |weights: &[u32]| -> Vec<Key> {
+                (1..=weights.len() as u64).map(|id| (id, CopyRank::Program)).collect()
+            };
+            let mut queues: Vec<FairQueue> = contexts.iter().map(|_| FairQueue::default()).collect();
+            // The first one has copied before the others came.
+            let weight = |id: ClientId| contexts[0][id as usize - 1];
+            served_by_weight(&mut queues[0], &keys(&contexts[0]), (weight, &LARGE), alone);
+            let first = queues[0].least().unwrap();
+            for (queue, weights) in queues.iter_mut().zip(&contexts).skip(1) {
+                queue.begin_at(first);
+                keys(weights).iter().for_each(|key| queue.flow(*key).waits = true);
+            }
+            // The GPU goes from context to context.
+            let mut had: Vec<Vec<f64>> = contexts.iter().map(|weights| vec![0.0; weights.len()]).collect();
+            for turn in 0..20_000 {
+                let at = turn % queues.len();
+                let others = queues.iter().enumerate().filter(|(other, _)| *other != at);
+                let least = others.filter_map(|(_, queue)| queue.least()).min().unwrap();
+                let queue = &mut queues[at];
+                queue.limit = Some(least + LARGE.window);
+                let Some(next) = queue.next(&LARGE) else { continue };
+                let weight = contexts[at][next.0 as usize - 1];
+                let bytes = queue.grant(next, weight, PLENTY << 20, &LARGE).unwrap();
+                queue.bytes[next.1 as usize] -= bytes;
+                had[at][next.0 as usize - 1] += bytes as f64;
+            }
+            let by_weight = |(had, weights): (&Vec<f64>, &Vec<u32>)| -> Vec<f64> {
+                had.iter().zip(weights).map(|(had, weight)| had / f64::from(*weight)).collect()
+            };
+            let times: Vec<f64> = had.iter().zip(&contexts).flat_map(by_weight).collect();
+            let [least, most] = [times.iter().copied().fold(f64::MAX, f64::min), times.iter().copied().fold(0.0, f64::max)];
+            // A window, and a piece of one of the weight 1.
+            let slack = 2.0 * (LARGE.window + 10 * LARGE.piece) as f64 / 10.0;
+            prop_assert!(most - least <= slack + 0.05 * most, "{contexts:?}: {had:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_ahead_of_other_contexts_waits_for_them_and_cuts_its_copies_as_beside_a_rival() {
+        let mut way = FairQueue::default();
+        let key = (1, CopyRank::Program);
+        assert_eq!(way.grant(key, WEIGHT, PLENTY, &SETTINGS), Some(SETTINGS.window / 2));
+        way.bytes = [0; 2];
+        way.limit = Some(SETTINGS.window / 2);
+        assert_eq!(way.grant(key, WEIGHT, PLENTY, &SETTINGS), Some(SETTINGS.piece));
+        way.bytes = [0; 2];
+        way.flow(key).waits = true;
+        assert_eq!((way.grant(key, WEIGHT, PLENTY, &SETTINGS), way.next(&SETTINGS)), (None, None));
+        assert_eq!(way.least(), Some(SETTINGS.window / 2 + SETTINGS.piece));
+        // What is not of programs goes by other rules.
+        assert_eq!(way.grant((2, CopyRank::Background), WEIGHT, 1, &SETTINGS), None);
+        way.limit = None;
+        assert_eq!(way.next(&SETTINGS), Some(key));
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //!
 //! Lanes are locked before the link, never after it.
 
+mod pace;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -26,6 +28,8 @@ pub(super) const UNTIMED: u32 = 2;
 /// How long the thread rests between two looks: at first, and when nothing happens.
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LAST_NAP: Duration = Duration::from_micros(500);
+/// As the last one, while others are to catch up.
+const PACE_NAP: Duration = Duration::from_micros(100);
 /// A piece that is behind others for so long may be behind other work of the driver: those that overtook it count no more.
 const OVERTAKEN: Duration = Duration::from_millis(2);
 /// With such a part of a piece under way a small copy is faster past it than behind it.
@@ -59,6 +63,8 @@ struct State {
     events: Vec<Event>,
     /// Directions in which other workers were told that programs copy.
     told: [bool; 2],
+    /// Directions in which other workers know that programs' copies wait here.
+    claims: [bool; 2],
     over: bool,
 }
 
@@ -133,6 +139,9 @@ impl Link {
         let mut guard = self.shared.state();
         self.shared.reap(&mut guard, way);
         let turn = rank == CopyRank::Background && self.shared.take_turn(&guard, way);
+        if rank == CopyRank::Program {
+            self.shared.keep_pace(&mut guard, way);
+        }
         let State { ways, clients, .. } = &mut *guard;
         let member = clients.get_mut(&client)?;
         let key = (client, rank);
@@ -147,6 +156,9 @@ impl Link {
             self.shared.wake.notify_one();
         }
         self.shared.tell(&mut guard, way);
+        if rank == CopyRank::Program {
+            self.shared.claim(&mut guard, way);
+        }
         granted
     }
 
@@ -314,6 +326,7 @@ impl Shared {
             }
             let waits =
                 |state: &State| state.ways.iter().any(|way| way.flows.values().any(|flow| flow.waits));
+            self.unclaim(&mut state);
             if state.watched.is_empty() && !waits(&state) && !state.has_to_tell() {
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
                 nap = FIRST_NAP;
@@ -323,6 +336,10 @@ impl Shared {
             for way in Direction::ALL {
                 progress |= self.reap(&mut state, way);
                 self.tell(&mut state, way);
+                if state.ways[way as usize].waits(CopyRank::Program) {
+                    self.keep_pace(&mut state, way);
+                    self.claim(&mut state, way);
+                }
             }
             let mut looked: HashSet<ClientId> = std::mem::take(&mut state.watched);
             for way in &mut state.ways {
@@ -338,7 +355,9 @@ impl Shared {
             looked.iter().for_each(|lanes| progress |= lanes.pump());
             drop(looked);
             state = self.state();
-            nap = if progress { FIRST_NAP } else { (nap * 3 / 2).min(LAST_NAP) };
+            let is_held = state.ways.iter().any(|way| way.limit.is_some());
+            let last = if is_held { PACE_NAP } else { LAST_NAP };
+            nap = if progress { FIRST_NAP } else { (nap * 3 / 2).min(last) };
             if !progress {
                 state = self.wake.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
             }
