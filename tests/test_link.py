@@ -145,7 +145,7 @@ def test_streams_of_another_gpu_wait_for_copies_whose_turn_has_not_come(begin):
     gpu = f"{GPU},devices=2"
     start(rekindle, "flood", "flood", gpu=gpu)
     start(rekindle, "random", "random", 4, gpu=gpu)
-    rounds(rekindle, "random", 12)
+    rounds(rekindle, "random", 30)
     assert worker(rekindle, "random") == worker(rekindle, "flood")
 
 
