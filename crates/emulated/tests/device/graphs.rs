@@ -151,3 +151,27 @@ fn what_a_capture_forbids_has_its_code() {
     assert_eq!(gpu.stream_wait_event(b, inside, 0), Err(CUDA_ERROR_STREAM_CAPTURE_MERGE));
     assert!(gpu.capture_end(a).is_err() && gpu.capture_end(b).is_err());
 }
+
+#[test]
+fn a_thread_that_is_bound_to_another_device_launches_nothing_and_may_copy() {
+    let machine = machine("devices=2");
+    let gpu = &machine.gpu;
+    let other = machine.platform.open(1).unwrap();
+    gpu.bind().unwrap();
+    let increment = function(gpu, PTX, "increment");
+    let at = buffer(gpu.as_ref(), 2 * MIB).address;
+    let (stream, event) = (gpu.stream_create(1, 0).unwrap(), gpu.event_create(2).unwrap());
+    let graph = gpu.graph_create().unwrap();
+    let exec = gpu.graph_instantiate(graph, 0).unwrap();
+    let launch = || gpu.launch(increment, &shape(1, 4), stream, &parameters(&[at]));
+    other.bind().unwrap();
+    assert_eq!(launch(), Err(CUDA_ERROR_INVALID_HANDLE));
+    assert_eq!(gpu.graph_launch(exec, stream), Err(CUDA_ERROR_INVALID_HANDLE));
+    gpu.copy(at + 64, at, 16, stream).unwrap();
+    gpu.event_record(event, stream, 0).unwrap();
+    gpu.bind().unwrap();
+    launch().unwrap();
+    gpu.graph_launch(exec, stream).unwrap();
+    gpu.stream_synchronize(stream).unwrap();
+    assert_eq!(download(gpu, at, 4), [1; 4]);
+}
