@@ -5,7 +5,7 @@ copies.py beside MARK     once the file MARK is there, times of small and of lar
 copies.py steady          copies 4 MB at once to the GPU, four of them always under way: `copies N` after each eighth
 copies.py timed           4 MB to the GPU and back again and again: when it began, was there and was back, in seconds
 copies.py filled MB SEED MARK   fills so much of the GPU's memory; compares it once the file MARK is there: `filled`, `right`
-copies.py random SEED     random copies on several streams of all GPUs, all of them compared: `round N right`
+copies.py random SEED     random copies, kernels and graphs on several streams of all GPUs, all of them compared: `round N right`
 copies.py between         copies 2 MB from the first GPU to the second and back, four of them always under way, all of them compared: `round N right`
 copies.py wrong           copies from and to where nothing is, on the second of two GPUs: `told`, or `not told`, for each
 """
@@ -21,12 +21,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
 
-from gpu import call, open_device  # noqa: E402
+from gpu import Module, call, driver, open_device  # noqa: E402
 
 MB = 1 << 20
 FLOOD, PIECE = 256 * MB, 32 * MB
 SMALL, LARGE = 4096, 8 * MB
 STREAMS, REGION = 4, 6 * MB
+ADDED = 256
+ADD = 'extern "C" __global__ void add(unsigned char *at, int value) { at[threadIdx.x] += value; }'
 
 
 def pinned(count):
@@ -102,16 +104,25 @@ def beside(mark):
     time.sleep(1000)
 
 
+def graph_of(work):
+    stream = call("cuStreamCreate", 1)
+    call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode(0))
+    work(stream)
+    return call("cuGraphInstantiate", call("cuStreamEndCapture", stream), 0)
+
+
 def random_copies(seed):
     chance = random.Random(seed)
     contexts = [open_device(device) for device in range(call("cuDeviceGetCount"))]
-    streams, regions, events = [], [], []
+    streams, regions, events, modules, graphs = [], [], [], [], []
     for number, flags in enumerate((None, 0, 1, 1)):
         call("cuCtxSetCurrent", contexts[number % len(contexts)])
         streams.append(0 if flags is None else call("cuStreamCreate", flags))
         regions.append(int(call("cuMemAlloc", REGION)))
         events.append(call("cuEventCreate", 2))
         call("cuMemsetD8", regions[-1], 0, REGION)
+        modules.append(Module(ADD))
+        graphs.append(graph_of(lambda stream, module=modules[-1], at=regions[-1]: module.add(1, ADDED, at, 3, stream=stream)))
         # Streams that do not wait for the legacy one would overtake it.
         call("cuCtxSynchronize")
     call("cuCtxSetCurrent", contexts[0])
@@ -125,7 +136,7 @@ def random_copies(seed):
             one, other = chance.randrange(STREAMS), chance.randrange(STREAMS)
             at = chance.randrange(REGION)
             count = min(chance.choice([100, 70_000, REGION]), REGION - at)
-            kind = chance.choice(["up", "up", "fill", "take"])
+            kind = chance.choice(["up", "up", "fill", "take", "add", "graph"])
             if kind == "up":
                 source = chance.choice(sources)
                 call("cuMemcpyHtoDAsync", regions[one] + at, source.ctypes.data + at, count, streams[one])
@@ -133,6 +144,15 @@ def random_copies(seed):
             elif kind == "fill":
                 call("cuMemsetD8Async", regions[one] + at, number % 256, count, streams[one])
                 expected[one][at : at + count] = number % 256
+            elif kind in ("add", "graph"):
+                begins = min(at, REGION - ADDED) if kind == "add" else 0
+                call("cuCtxSetCurrent", contexts[one % len(contexts)])
+                if kind == "add":
+                    modules[one].add(1, ADDED, regions[one] + begins, 5, stream=streams[one])
+                else:
+                    call("cuGraphLaunch", graphs[one], streams[one])
+                call("cuCtxSetCurrent", contexts[0])
+                expected[one][begins : begins + ADDED] += 5 if kind == "add" else 3
             elif one != other:
                 # It waits for what the other one has had, which goes on when this is done.
                 call("cuEventRecord", events[other], streams[other])
