@@ -47,7 +47,10 @@ def gpu(begin):
     return OneGpu(begin(LINK))
 
 
-def test_programs_of_two_contexts_have_bytes_by_their_weights_which_change_while_they_run(gpu):
+# By the default window all that a program has asked for is under way, and nothing of it waits in its own context.
+@pytest.mark.parametrize("link", [LINK, "piece=4M,window=16M"], ids=["waiting", "under-way"])
+def test_programs_of_two_contexts_have_bytes_by_their_weights_which_change_while_they_run(begin, link):
+    gpu = OneGpu(begin(link))
     gpu.start("light", "us")
     gpu.start("heavy", "them", 30)
     (times,) = gpu.beside("light", ["heavy"])

@@ -9,8 +9,8 @@
 //!
 //! To the GPU all go as they come: what a restore or declared data brings a program waits for, as for its own copies.
 //!
-//! A program's copy never waits here, and nothing is noted of it while nothing is copied for programs and no shared context has
-//! copies that wait: those are to have no more of the link than it. Which copies of programs that share contexts go first is
+//! A program's copy never waits here, and nothing is noted of it while nothing is copied for programs and no shared context
+//! copies: such are to have no more of the link than it. Which copies of programs that share contexts go first is
 //! [`crate::shared`]'s.
 
 mod page;

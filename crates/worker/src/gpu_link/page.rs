@@ -42,7 +42,7 @@ struct Way {
     /// Changed when there may be room for who waits.
     bell: AtomicU32,
     sleepers: AtomicU32,
-    /// Bits of the slots whose copies wait for the link, and which of these are of shared contexts.
+    /// Bits of the slots whose copies claim the link, and of those of shared contexts.
     claims: AtomicU64,
     queues: AtomicU64,
     /// The furthest virtual time at which a copy began.
@@ -122,7 +122,7 @@ impl LinkPage {
                 word.store(0, Ordering::Release);
             }
         }
-        Direction::ALL.iter().for_each(|way| self.unclaim(*way));
+        Direction::ALL.iter().for_each(|way| self.leave_queues(*way));
     }
 
     /// Copies for a program are made, or wait.

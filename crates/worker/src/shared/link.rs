@@ -63,7 +63,8 @@ struct State {
     events: Vec<Event>,
     /// Directions in which other workers were told that programs copy.
     told: [bool; 2],
-    /// Directions in which other workers know that programs' copies wait here.
+    /// Directions in which programs of other contexts copy too, and those in which this one claims the link.
+    company: [bool; 2],
     claims: [bool; 2],
     over: bool,
 }
@@ -326,8 +327,8 @@ impl Shared {
             }
             let waits =
                 |state: &State| state.ways.iter().any(|way| way.flows.values().any(|flow| flow.waits));
-            self.unclaim(&mut state);
-            if state.watched.is_empty() && !waits(&state) && !state.has_to_tell() {
+            let is_quiet = !waits(&state) && !state.has_to_tell() && !state.claims.contains(&true);
+            if state.watched.is_empty() && is_quiet {
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
                 nap = FIRST_NAP;
                 continue;
@@ -336,10 +337,7 @@ impl Shared {
             for way in Direction::ALL {
                 progress |= self.reap(&mut state, way);
                 self.tell(&mut state, way);
-                if state.ways[way as usize].waits(CopyRank::Program) {
-                    self.keep_pace(&mut state, way);
-                    self.claim(&mut state, way);
-                }
+                self.claim_on(&mut state, way);
             }
             let mut looked: HashSet<ClientId> = std::mem::take(&mut state.watched);
             for way in &mut state.ways {

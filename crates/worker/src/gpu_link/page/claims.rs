@@ -1,10 +1,10 @@
 //! Which workers have copies of programs that wait for the link, and how much virtual time those have had.
 //!
-//! One virtual time passes in all contexts of a GPU. A worker claims the link while copies of its programs wait, and says how far
-//! they are; who is ahead of the least of all claims lets that one catch up.
+//! One virtual time passes in all contexts of a GPU. A worker claims the link while copies of its programs wait, or are under way
+//! beside others', and says how far they are; who is ahead of the least of all claims lets that one catch up.
 //!
 //! ```text
-//!   claims: a bit for each slot  ─ none but the own: nothing else is looked at
+//!   queues: a bit for each slot  ─ none but the own: nothing else is looked at
 //!   slot:   until when the claim holds, the virtual time that its copies have come to
 //!   clock:  the furthest that any copy began: who comes where none claims begins there
 //! ```
@@ -16,6 +16,8 @@ use crate::shared::Direction;
 
 /// So long a claim holds, unless it is made again: whoever is killed or stopped holds up nobody longer.
 const CLAIMED: u64 = 20_000_000;
+/// So long after a copy of a shared context those of others are counted beside it.
+const LATELY: u64 = 20_000_000;
 
 /// Whose copies are claimed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,47 +38,66 @@ impl LinkPage {
         let (own, page) = (self.own(way), self.way(way));
         own.virtual_time.store(time, Ordering::Release);
         own.claimed.store(now + CLAIMED, Ordering::Release);
-        let set = |word: &AtomicU64| {
-            if word.load(Ordering::Relaxed) & self.bit() == 0 {
-                word.fetch_or(self.bit(), Ordering::AcqRel);
-            }
-        };
-        set(&page.claims);
+        self.set_bit(&page.claims);
         if claimant == Claimant::Queue {
-            set(&page.queues);
+            self.set_bit(&page.queues);
+        }
+    }
+
+    /// A program of this worker's shared context copies.
+    pub(crate) fn note_queue(&self, way: Direction, now: u64) {
+        self.note_copy(way, now);
+        self.set_bit(&self.way(way).queues);
+    }
+
+    fn set_bit(&self, word: &AtomicU64) {
+        if word.load(Ordering::Relaxed) & self.bit() == 0 {
+            word.fetch_or(self.bit(), Ordering::AcqRel);
+        }
+    }
+
+    fn clear_bit(&self, word: &AtomicU64) {
+        if word.load(Ordering::Relaxed) & self.bit() != 0 {
+            word.fetch_and(!self.bit(), Ordering::AcqRel);
         }
     }
 
     /// Nothing of them waits any more.
     pub(crate) fn unclaim(&self, way: Direction) {
         self.own(way).claimed.store(0, Ordering::Release);
-        for word in [&self.way(way).claims, &self.way(way).queues] {
-            if word.load(Ordering::Relaxed) & self.bit() != 0 {
-                word.fetch_and(!self.bit(), Ordering::AcqRel);
-            }
-        }
+        self.clear_bit(&self.way(way).claims);
+    }
+
+    /// This worker has no shared context any more.
+    pub(super) fn leave_queues(&self, way: Direction) {
+        self.unclaim(way);
+        self.clear_bit(&self.way(way).queues);
     }
 
     /// The least virtual time of other workers' claims; none if there are none.
     pub(crate) fn least_claim(&self, way: Direction, now: u64) -> Option<u64> {
-        let claims = self.claims_elsewhere(&self.way(way).claims, way, now);
+        let holds = |claim: &&Use| claim.claimed.load(Ordering::Acquire) > now;
+        let claims = self.with_bits(&self.way(way).claims, way).filter(holds);
         claims.map(|claim| claim.virtual_time.load(Ordering::Acquire)).min()
     }
 
-    /// Whether other workers with shared contexts claim the link, so that what is copied beside them is to be counted.
+    /// Whether shared contexts of other workers copy, or did lately, so that what is copied beside them is to be counted.
     pub(crate) fn queues_elsewhere(&self, way: Direction, now: u64) -> bool {
-        self.claims_elsewhere(&self.way(way).queues, way, now).next().is_some()
+        let copies = |queue: &Use| {
+            let last = queue.copied.load(Ordering::Acquire);
+            last + LATELY > now || queue.claimed.load(Ordering::Acquire) > now
+        };
+        self.with_bits(&self.way(way).queues, way).any(copies)
     }
 
-    fn claims_elsewhere(&self, word: &AtomicU64, way: Direction, now: u64) -> impl Iterator<Item = &Use> {
+    /// What other workers have whose bits are set. That of one that was killed stays until somebody else has its slot.
+    fn with_bits(&self, word: &AtomicU64, way: Direction) -> impl Iterator<Item = &Use> {
         let mut bits = word.load(Ordering::Acquire) & !self.bit();
-        let slots = std::iter::from_fn(move || {
+        std::iter::from_fn(move || {
             let slot = bits.trailing_zeros() as usize;
             bits &= bits.wrapping_sub(1);
             self.page().slots.get(slot).map(|slot| &slot[way as usize])
-        });
-        // The bit of one that was killed stays until somebody else has its slot.
-        slots.filter(move |claim| claim.claimed.load(Ordering::Acquire) > now)
+        })
     }
 
     /// A copy began at this virtual time.
@@ -120,7 +141,10 @@ mod tests {
         // Whoever is stopped claims nothing after a while, and whoever has ended nothing at once.
         assert_eq!(a.least_claim(WAY, now + CLAIMED), None);
         assert!(!a.queues_elsewhere(WAY, now + CLAIMED));
+        b.note_queue(WAY, now + CLAIMED);
+        assert!(a.queues_elsewhere(WAY, now + CLAIMED) && !a.queues_elsewhere(WAY, now + CLAIMED + LATELY));
         drop(b);
-        assert_eq!((a.least_claim(WAY, now), a.way(WAY).claims.load(Ordering::SeqCst)), (None, 0));
+        let bits = [&a.way(WAY).claims, &a.way(WAY).queues].map(|word| word.load(Ordering::SeqCst));
+        assert_eq!((a.least_claim(WAY, now), bits), (None, [0, 0]));
     }
 }
