@@ -146,8 +146,8 @@ pub(crate) enum Op {
     Reduce(fn(u64, u64) -> u64),
     Elect,
     ActiveMask,
-    /// `nanosleep`: lets others run.
-    Yield,
+    /// `nanosleep`: the lanes rest for so many nanoseconds, and others run meanwhile.
+    Sleep,
     Allocate,
     StackSave,
     StackRestore,

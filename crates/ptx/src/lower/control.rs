@@ -43,7 +43,8 @@ impl<'a> FunctionLowering<'_, 'a> {
                 modifiers.take("u32");
                 self.expect(instruction, 1..=1)?;
                 self.ignored(instruction, modifiers, &[])?;
-                self.emit(Op::Yield, &[], &[]);
+                let nanoseconds = self.source(instruction, &instruction.operands[0], Type::U32)?;
+                self.emit(Op::Sleep, &[], &[nanoseconds]);
                 Ok(())
             }
             "setmaxnreg" => self.ignored(instruction, modifiers, &["inc", "dec", "sync", "aligned", "u32"]),

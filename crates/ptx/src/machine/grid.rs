@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::block::Cluster;
 use super::schedule::Progress;
@@ -169,6 +169,7 @@ impl Grid {
     /// Takes clusters until none is left. One that does not end in its share of time is set aside for others.
     fn work(&self, host: &dyn Host) {
         let mut waiting: VecDeque<Cluster> = VecDeque::new();
+        let mut rest = Rest::default();
         let limit = self.resident_clusters();
         while !self.stopped.load(Ordering::Relaxed) {
             if host.cancelled() {
@@ -179,11 +180,14 @@ impl Grid {
                 return;
             };
             match cluster.run(self, host) {
-                Ok(Progress::Done) => {}
-                Ok(Progress::More) => waiting.push_back(cluster),
-                Ok(Progress::Spins) => {
+                Ok(Progress::Done) => rest = Rest::default(),
+                Ok(Progress::More) => {
                     waiting.push_back(cluster);
-                    std::thread::yield_now();
+                    rest = Rest::default();
+                }
+                Ok(Progress::Spins(until)) => {
+                    waiting.push_back(cluster);
+                    rest.take(until, waiting.len());
                 }
                 Err(fault) => return self.stop(*fault),
             }
@@ -197,6 +201,44 @@ impl Grid {
     fn stop(&self, fault: Fault) {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
         self.stopped.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Clusters that had nothing to do, one after the other, as a thread took them in turn.
+#[derive(Default)]
+struct Rest {
+    count: usize,
+    asleep: usize,
+    /// When the first of those that sleep wakes.
+    first: Option<Instant>,
+}
+
+/// How often all are looked at before each look is followed by a nap, and how long that is.
+const EAGER: usize = 64;
+const NAP: Duration = Duration::from_micros(50);
+
+impl Rest {
+    /// One more of `clusters` has nothing to do, or sleeps until then. Leaves the processor to others: until the first wakes
+    /// where all sleep, for a nap where all have waited for long.
+    fn take(&mut self, until: Option<Instant>, clusters: usize) {
+        self.count += 1;
+        let Some(until) = until else {
+            (self.asleep, self.first) = (0, None);
+            if self.count > EAGER * clusters {
+                std::thread::sleep(NAP);
+            } else {
+                std::thread::yield_now();
+            }
+            return;
+        };
+        self.asleep += 1;
+        self.first = Some(self.first.map_or(until, |first| first.min(until)));
+        if self.asleep >= clusters {
+            if let Some(first) = self.first.take() {
+                std::thread::sleep(first.saturating_duration_since(Instant::now()));
+            }
+            self.asleep = 0;
+        }
     }
 }
 

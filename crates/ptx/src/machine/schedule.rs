@@ -1,5 +1,7 @@
 //! Who runs next: warps of a block in turn, paths of a warp by place and, now and then, by age.
 
+use std::time::Instant;
+
 use super::block::{BlockState, Cluster, ClusterState};
 use super::grid::Grid;
 use super::step::{Exec, Flow};
@@ -18,8 +20,8 @@ const ROUNDS: u32 = 32;
 pub(crate) enum Progress {
     Done,
     More,
-    /// Nothing but waiting for others was seen.
-    Spins,
+    /// Nothing but waiting for others was seen, or sleep until then.
+    Spins(Option<Instant>),
 }
 
 #[derive(PartialEq)]
@@ -56,13 +58,26 @@ impl Cluster {
                 if !spun {
                     self.unblock(grid)?;
                 } else {
-                    return Ok(Progress::Spins);
+                    return Ok(Progress::Spins(self.sleeps_until()));
                 }
             } else if !ran && spun {
-                return Ok(Progress::Spins);
+                return Ok(Progress::Spins(self.sleeps_until()));
             }
         }
         Ok(Progress::More)
+    }
+
+    /// When the first of its paths wakes, if one sleeps and none is ready.
+    fn sleeps_until(&self) -> Option<Instant> {
+        let mut first: Option<Instant> = None;
+        for path in self.blocks.iter().flat_map(|block| &block.warps).flat_map(|warp| &warp.paths) {
+            match path.state {
+                PathState::Ready => return None,
+                PathState::Asleep(until) => first = Some(first.map_or(until, |first| first.min(until))),
+                _ => {}
+            }
+        }
+        first
     }
 
     fn has_ready(&mut self, grid: &Grid) -> bool {
@@ -145,6 +160,11 @@ impl Warp {
                         path.state = PathState::Ready;
                     }
                 }
+                PathState::Asleep(until) => {
+                    if until <= Instant::now() {
+                        path.state = PathState::Ready;
+                    }
+                }
             }
         }
     }
@@ -180,7 +200,8 @@ impl Warp {
                 self.wake(cluster, block, &grid.program.code);
             }
             let Some(index) = self.pick(fair) else {
-                return Ok(ran);
+                let sleeps = self.paths.iter().any(|path| matches!(path.state, PathState::Asleep(_)));
+                return Ok(if ran == WarpProgress::Idle && sleeps { WarpProgress::Spun } else { ran });
             };
             let mut path = self.paths.swap_remove(index);
             self.state.quanta += 1;

@@ -1,12 +1,17 @@
 //! Running one path: the instruction loop, control flow, and faults with their place.
 
+use std::time::{Duration, Instant};
+
 use super::block::{BlockState, ClusterState};
 use super::grid::Grid;
 use super::warp::{Path, PathState, WarpState, lanes};
-use crate::alu::{LANES, Lanes};
+use crate::alu::{Alu, LANES, Lanes};
 use crate::fault::{Fault, Location};
 use crate::launch::Host;
 use crate::program::{CONSTANT, Instruction, Op, UNGUARDED};
+
+/// What `nanosleep` takes at most, in nanoseconds.
+const LONGEST_SLEEP: u32 = 1_000_000;
 
 /// A warp while it runs.
 pub(super) struct Exec<'a> {
@@ -76,12 +81,31 @@ pub(super) fn location(
 }
 
 impl<'a> Exec<'a> {
+    #[inline(always)]
     pub fn row(&self, path: &Path, operand: u32) -> &Lanes {
         if operand & CONSTANT != 0 {
             &self.grid.constants[(operand & !CONSTANT) as usize]
         } else {
             &self.warp.registers[(path.base + operand) as usize]
         }
+    }
+
+    /// Of an instruction with four sources. Written out: as a loop over them it would be a call for each.
+    #[inline(always)]
+    fn rows(&self, path: &Path, sources: &[u32]) -> [&Lanes; 4] {
+        [
+            self.row(path, sources[0]),
+            self.row(path, sources[1]),
+            self.row(path, sources[2]),
+            self.row(path, sources[3]),
+        ]
+    }
+
+    #[inline(always)]
+    fn compute(&mut self, path: &Path, run: Alu, operands: Operands<'_>, mask: u32) {
+        let mut out = [0; LANES];
+        run(&mut out, self.rows(path, operands.sources));
+        self.set(path, operands.results[0], &out, mask);
     }
 
     /// Writes the lanes of the mask.
@@ -99,7 +123,13 @@ impl<'a> Exec<'a> {
     /// The lanes in which a predicate holds.
     pub fn predicate(&self, path: &Path, operand: u32) -> u32 {
         let row = self.row(path, operand);
-        (0..LANES).fold(0, |mask, lane| mask | u32::from(row[lane] != 0) << lane)
+        // Mostly all lanes agree, and hold 0 or 1: that is seen at once.
+        let (any, all) = row.iter().fold((0, u64::MAX), |(any, all), value| (any | value, all & value));
+        match (any, all) {
+            (0, _) => 0,
+            (_, 1..) => u32::MAX,
+            _ => (0..LANES).fold(0, |mask, lane| mask | u32::from(row[lane] != 0) << lane),
+        }
     }
 
     fn active(&self, path: &Path, instruction: &Instruction) -> u32 {
@@ -142,10 +172,7 @@ impl<'a> Exec<'a> {
             };
             if let Op::Alu(run) = instruction.op {
                 if mask != 0 {
-                    let [a, b, c, d] = [0, 1, 2, 3].map(|index| self.row(path, operands.sources[index]));
-                    let mut out = [0; LANES];
-                    run(&mut out, [a, b, c, d]);
-                    self.set(path, operands.results[0], &out, mask);
+                    self.compute(path, run, operands, mask);
                 }
                 path.pc += 1;
                 continue;
@@ -233,16 +260,10 @@ impl<'a> Exec<'a> {
     ) -> Result<Flow, Stop> {
         let Operands { results, sources } = operands;
         match &instruction.op {
-            Op::Alu(run) => {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|index| self.row(path, sources[index]));
-                let mut out = [0; LANES];
-                run(&mut out, [a, b, c, d]);
-                self.set(path, results[0], &out, mask);
-            }
+            Op::Alu(run) => self.compute(path, *run, operands, mask),
             Op::Carry(run) => {
-                let rows = [0, 1, 2, 3].map(|index| self.row(path, sources[index]));
                 let mut out = [[0; LANES]; 2];
-                run(&mut out, rows);
+                run(&mut out, self.rows(path, sources));
                 self.set(path, results[0], &out[0], mask);
                 self.set(path, results[1], &out[1], mask);
             }
@@ -300,8 +321,14 @@ impl<'a> Exec<'a> {
             Op::Reduce(fold) => self.reduce(path, *fold, operands, mask),
             Op::Elect => self.elect(path, operands, mask),
             Op::ActiveMask => self.set(path, results[0], &[u64::from(mask); LANES], mask),
-            Op::Yield => {
-                // The instruction is done; only its turn ends.
+            Op::Sleep => {
+                let row = self.row(path, sources[0]);
+                let nanoseconds = lanes(mask).map(|lane| row[lane] as u32).max().unwrap_or(0);
+                // The instruction is done; its turn ends, and the next one comes later.
+                if nanoseconds > 0 {
+                    let rest = Duration::from_nanos(u64::from(nanoseconds.min(LONGEST_SLEEP)));
+                    path.state = PathState::Asleep(Instant::now() + rest);
+                }
                 return Ok(Flow::Yield);
             }
             Op::Allocate => self.allocate(path, operands, mask)?,

@@ -1,5 +1,7 @@
 //! A warp's state: registers, local memory and the paths its lanes are on.
 
+use std::time::Instant;
+
 use crate::alu::{LANES, Lanes};
 use crate::program::BarrierKind;
 
@@ -69,6 +71,8 @@ pub(crate) enum PathState {
         result: Option<(u32, BarrierKind)>,
     },
     Cluster,
+    /// Rests until then.
+    Asleep(Instant),
 }
 
 impl Path {

@@ -1,6 +1,16 @@
 //! Divergence, and waiting for each other.
 
+use std::time::{Duration, Instant};
+
 use crate::common::{Memory, Run, kernel};
+
+/// What this thread has had of a processor.
+fn processor() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes the time there.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
 
 #[test]
 fn a_loop_of_different_length_in_each_lane() {
@@ -136,6 +146,28 @@ fn blocks_that_wait_for_each_other_all_progress() {
     let memory = Memory::new(1 << 16);
     Run { threads: 2, ..Run::shape(100, 64) }.go(&module, "k", &[memory.start]);
     assert!(memory.get::<u32>(64, 6400).iter().all(|v| *v == 100));
+}
+
+#[test]
+fn lanes_that_sleep_come_back_and_take_no_processor() {
+    // The second half of each warp sleeps twenty times, and the first one waits for it.
+    let module = kernel(
+        1,
+        "",
+        "mov.u32 %r1, 0; setp.lt.u32 %q1, %tid32, 16; @%q1 bra JOIN;
+         mov.u32 %r2, 500000;
+         AGAIN: nanosleep.u32 500000; nanosleep.u32 %r2; add.u32 %r1, %r1, 1;
+         setp.lt.u32 %q2, %r1, 20; @%q2 bra AGAIN;
+         JOIN: bar.sync 0; mad.wide.u32 %d1, %gid, 4, %p0; st.global.u32 [%d1], %r1;",
+    );
+    let memory = Memory::new(4096);
+    let (began, before) = (Instant::now(), processor());
+    Run::shape(4, 32).go(&module, "k", &[memory.start]);
+    let (took, used) = (began.elapsed(), processor() - before);
+    let out = memory.get::<u32>(0, 128);
+    (0..128).for_each(|i| assert_eq!(out[i], if i % 32 < 16 { 0 } else { 20 }));
+    assert!(took >= Duration::from_millis(20), "{took:?}");
+    assert!(used < took / 2, "{used:?} of {took:?}");
 }
 
 #[test]
