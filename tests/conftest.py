@@ -1,10 +1,17 @@
 """Fixtures: a Rekindle of one's own, a disk that is soon full."""
 
+import gc
 import os
 import subprocess
 
 import pytest
 from rekindle import Rekindle
+
+
+def pytest_collection_finish():
+    # All tests stay until the end: nobody needs to look again and again whether they are garbage.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Fixtures: a Rekindle of one's own, which the package finds too. How it is driven lies beside the tests of programs."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import sys
@@ -23,6 +24,12 @@ def load(name, file):
 
 load("harness", "rekindle.py")
 load("collector", "collector.py")
+
+
+def pytest_collection_finish():
+    # All tests stay until the end: nobody needs to look again and again whether they are garbage.
+    gc.collect()
+    gc.freeze()
 
 
 @contextlib.contextmanager
