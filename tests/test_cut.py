@@ -53,7 +53,7 @@ def taken(rekindle, image="image"):
 
 WAITS, BUSY = (Path(__file__).parent / "cut" / name for name in ("waits.py", "busy.py"))
 # Of a kernel that ends before a moment is waited for no longer, beside others too; and of one that has others under way behind it.
-ROUNDS, LONG = 1_600, 9_600
+ROUNDS, LONG = 1_600, 6_400
 
 
 def waited(rekindle, name):

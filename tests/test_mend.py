@@ -16,7 +16,7 @@ WORK = Path(__file__).parent / "mend" / "work.py"
 THREADS = WORK.with_name("threads.py")
 AHEAD = WORK.with_name("ahead.py")
 # How long kernels are of programs that enqueue ahead.
-BRIEF, LONG = 480, 3_200
+BRIEF, LONG = 32, 1_600
 # Mending does not cover CUDA arrays.
 OF_ARRAYS = ["arrays", "surfaces", "textures"]
 KINDS = ["kernels", "uploads", "waits", "lists", "streams", "pinned_memory", "module_globals", "allocates", "graphs"]
