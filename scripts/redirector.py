@@ -15,7 +15,7 @@ class AtFirst:
         if name.partition(".")[0] == "numba":
             sys.meta_path.remove(AtFirst)
             import _numba_cuda_redirector  # noqa: F401
-        return None
+        return
 
 
 sys.meta_path.insert(0, AtFirst)

@@ -7,11 +7,13 @@ import subprocess
 import pytest
 from rekindle import Rekindle
 
+# All that is collected stays until the end: nobody needs to look again and again whether it is garbage.
+gc.disable()
+
 
 def pytest_collection_finish():
-    # All tests stay until the end: nobody needs to look again and again whether they are garbage.
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

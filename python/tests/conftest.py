@@ -26,10 +26,13 @@ load("harness", "rekindle.py")
 load("collector", "collector.py")
 
 
+# All that is collected stays until the end: nobody needs to look again and again whether it is garbage.
+gc.disable()
+
+
 def pytest_collection_finish():
-    # All tests stay until the end: nobody needs to look again and again whether they are garbage.
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @contextlib.contextmanager
