@@ -162,7 +162,13 @@ mod tests {
             assert_eq!(near.read(&mut [0]).unwrap(), 0);
         }
         let count = || ended(&[address]).unwrap().len();
-        assert_eq!(count(), 1500);
+        // The last one's end may be on its way, and what comes in pieces may be told in part.
+        let began = std::time::Instant::now();
+        let mut seen = count();
+        while seen < 1500 && began.elapsed().as_secs() < 20 {
+            seen = count();
+        }
+        assert_eq!(seen, 1500);
         forget(&[address]);
         assert_eq!(count(), if may_destroy() { 0 } else { 1500 });
     }
