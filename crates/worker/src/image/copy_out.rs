@@ -113,6 +113,7 @@ impl Save<'_> {
         })?;
         Ok((self.copied.into_inner(), Some(made)))
     }
+
     /// Takes the next step with a piece; none if that was the last.
     fn go_on(&self, step: Step, piece: &Piece, block: &mut Block<'_>) -> Result<Option<Step>> {
         let Span { location, from, writer } = &self.spans[piece.number];

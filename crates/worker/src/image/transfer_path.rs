@@ -3,7 +3,7 @@
 //! | way | when |
 //! | --- | --- |
 //! | shadow | the GPU has room for a copy of all of it ([`super::shadow`]) |
-//! | ahead | it has not: it is written while the program runs ([`super::pre_copy`]), and of what is new when it stands still there is a copy as far as there is room ([`super::partial`]) |
+//! | ahead | it has not: it is written while the program runs ([`super::pre_copy`]), and of what is new when it stands still there is a copy as far as there is room ([`super::partial`]); the rest is written right after the stop ([`super::guard`]) |
 //! | still | neither: the GPU does not hash, there is no room to copy through, or the program writes to nearly all of its memory |
 
 use rekindle_device::Result;
