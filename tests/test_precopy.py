@@ -103,7 +103,7 @@ def test_what_is_not_written_is_not_copied_while_the_program_stands_still():
         assert rekindle.wait_lines("restored", 2) == told(4, 5)
 
 
-@pytest.mark.parametrize(("point", "seed"), zip(POINTS, [1, 3], strict=True))
+@pytest.mark.parametrize(("point", "seed"), list(zip(POINTS, [1, 3], strict=True)))
 def test_memory_that_is_mapped_moved_and_given_back_meanwhile_is_what_it_is(tmp_path, point, seed):
     """The program knows every byte, protection and border of its memory."""
     program = chain.build(tmp_path)

@@ -62,17 +62,65 @@ impl Guard {
         if self.left.load(Ordering::Acquire) == 0 {
             return false;
         }
-        let missing = |run: &usize| !self.progress.is_whole(*run);
-        let named: Vec<usize> = match writes(client, record) {
-            Writes::Nothing => return false,
-            Writes::Anything => (0..self.runs.len()).collect(),
-            Writes::These(touched) => self.buffers.parts(&touched),
-        };
-        let runs = named.iter().filter_map(|buffer| self.runs.get(*buffer)).flatten();
-        let missing: Vec<usize> = runs.copied().filter(missing).collect();
+        let missing = self.missing(&writes(client, record));
         if !missing.is_empty() && self.held.swap(record.ticket, Ordering::Relaxed) != record.ticket {
             self.progress.hurry(&missing);
         }
         !missing.is_empty()
+    }
+
+    /// Runs that are not copied yet, of buffers that a request may change.
+    fn missing(&self, writes: &Writes) -> Vec<usize> {
+        let is_missing = |run: &usize| !self.progress.is_whole(*run);
+        let of = |buffers: &mut dyn Iterator<Item = usize>| {
+            buffers.filter_map(|buffer| self.runs.get(buffer)).flatten().copied().filter(is_missing).collect()
+        };
+        match writes {
+            Writes::Nothing => Vec::new(),
+            Writes::Anything => of(&mut (0..self.runs.len())),
+            Writes::These(touched) => of(&mut self.buffers.parts(touched).into_iter()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ondemand::TouchedMemory;
+
+    const PIECE: u64 = BESIDE as u64;
+
+    /// Three buffers; of the first two runs are on their way, the second of two pieces, and of the last one is.
+    fn guard() -> Arc<Guard> {
+        let spans = vec![(0x1000..0x2000, 0), (0x2000..0x3000, 1), (0x8000..0x9000, 2)];
+        Guard::new(Spans::new(Vec::new(), spans), &[(0, 1), (0, PIECE + 1), (2, PIECE)])
+    }
+
+    fn words(words: &[u64]) -> Writes {
+        Writes::These(TouchedMemory { words: words.to_vec(), ..TouchedMemory::default() })
+    }
+
+    #[test]
+    fn a_request_waits_for_all_of_what_it_names_and_for_nothing_else() {
+        let guard = guard();
+        assert!(guard.missing(&Writes::Nothing).is_empty());
+        assert_eq!(guard.missing(&Writes::Anything), [0, 1, 2]);
+        assert!(guard.missing(&words(&[7, 0x2fff])).is_empty());
+        assert_eq!(guard.missing(&words(&[0x8fff, 7, 0x1008])), [2, 0, 1]);
+        let range = Writes::These(TouchedMemory { ranges: vec![0x1fff..0x8001], ..TouchedMemory::default() });
+        assert_eq!(guard.missing(&range), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_run_is_copied_when_all_of_its_pieces_are() {
+        let guard = guard();
+        guard.note_copied(1);
+        assert_eq!(guard.missing(&words(&[0x1000])), [0, 1]);
+        guard.note_copied(1);
+        assert_eq!(guard.missing(&words(&[0x1000])), [0]);
+        guard.note_copied(0);
+        guard.note_copied(2);
+        assert!(guard.missing(&Writes::Anything).is_empty());
+        assert_eq!(guard.left.load(Ordering::Acquire), 0);
     }
 }
