@@ -107,8 +107,9 @@ mod tests {
         assert_eq!(guard.missing(&Writes::Anything), [0, 1, 2]);
         assert!(guard.missing(&words(&[7, 0x2fff])).is_empty());
         assert_eq!(guard.missing(&words(&[0x8fff, 7, 0x1008])), [2, 0, 1]);
-        let range = Writes::These(TouchedMemory { ranges: vec![0x1fff..0x8001], ..TouchedMemory::default() });
-        assert_eq!(guard.missing(&range), [0, 1, 2]);
+        let (first, last) = (0x1fff..0x2001, 0x2fff..0x8001);
+        let ranges = Writes::These(TouchedMemory { ranges: vec![first, last], ..TouchedMemory::default() });
+        assert_eq!(guard.missing(&ranges), [0, 1, 2]);
     }
 
     #[test]
