@@ -26,9 +26,10 @@ WEIGHTS, STATE = 40 * MB, 8 * MB
 class Memory:
     """The program, and what it is told."""
 
-    def __init__(self, rekindle, weights=WEIGHTS, state=STATE):
+    def __init__(self, rekindle, weights=WEIGHTS, state=STATE, options=()):
         self.rekindle, self.name, self.commands = rekindle, "memory", rekindle.root / "commands"
-        rekindle.run("memory", sys.executable, PROGRAM, self.commands, weights, state)
+        command = (sys.executable, PROGRAM, self.commands, weights, state)
+        rekindle("run", "-d", "--name", "memory", "--gpu", rekindle.gpu, *options, "--", *command)
         assert rekindle.wait_lines("memory", 1) == ["ready"], rekindle.lines("memory")
 
     def tell(self, command):
@@ -150,11 +151,12 @@ def test_a_program_that_writes_to_nearly_all_of_its_memory_is_not_written_ahead_
         memory.restored()
 
 
-@pytest.mark.parametrize("way", ["state", "kernel", "move"])
-def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way):
+@pytest.mark.parametrize(
+    ("way", "options"), [("state", ()), ("kernel", ()), ("move", ()), ("kernel", ("--share", "us")), ("state", ("--mend",))]
+)
+def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way, options):
     with Rekindle(**HELD_GUARD) as rekindle:
-        # Its weights come last, and have no copy.
-        memory = Memory(rekindle, 24 * MB, 30 * MB)
+        memory = Memory(rekindle, 24 * MB, 30 * MB, options)
         memory.told("state 2")
         checkpoint = memory.begin()
         rekindle.reached("guarded")
