@@ -265,6 +265,7 @@ impl Dispatcher {
 
     /// Handles up to [`ROUND`] requests.
     fn round(&mut self) -> Result<usize, String> {
+        self.is_guarded = false;
         for done in 0..ROUND {
             let Some((ring, record)) = self.merge.peek().map_err(|error| error.to_string())? else {
                 return Ok(done);
