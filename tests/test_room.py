@@ -151,15 +151,18 @@ def test_a_program_that_writes_to_nearly_all_of_its_memory_is_not_written_ahead_
         memory.restored()
 
 
-@pytest.mark.parametrize(
-    ("way", "options"), [("state", ()), ("kernel", ()), ("move", ()), ("kernel", ("--share", "us")), ("state", ("--mend",))]
-)
+def begun_without_a_copy(rekindle, options=()):
+    """A program most of whose memory has no copy, and its image: nothing of that is in it yet, and the program goes on."""
+    memory = Memory(rekindle, 24 * MB, 30 * MB, options)
+    checkpoint = memory.begin()
+    rekindle.reached("guarded")
+    return memory, checkpoint
+
+
+@pytest.mark.parametrize(("way", "options"), [("state", ()), ("kernel", ()), ("move", ()), ("kernel", ("--share", "us")), ("state", ("--mend",))])
 def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way, options):
     with Rekindle(**HELD_GUARD) as rekindle:
-        memory = Memory(rekindle, 24 * MB, 30 * MB, options)
-        memory.told("state 2")
-        checkpoint = memory.begin()
-        rekindle.reached("guarded")
+        memory, checkpoint = begun_without_a_copy(rekindle, options)
         # Who only looks does not wait.
         memory.check()
         line = memory.stays_untold(f"{way} 3")
@@ -175,9 +178,7 @@ def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way, optio
 
 def test_memory_that_has_no_copy_is_freed_once_it_is_in_the_image():
     with Rekindle(**HELD_GUARD) as rekindle:
-        memory = Memory(rekindle, 24 * MB, 30 * MB)
-        checkpoint = memory.begin()
-        rekindle.reached("guarded")
+        memory, checkpoint = begun_without_a_copy(rekindle)
         line = memory.stays_untold("renew 2")
         rekindle.let_go("guarded")
         assert line() == ["renew 2 written"]
@@ -187,9 +188,7 @@ def test_memory_that_has_no_copy_is_freed_once_it_is_in_the_image():
 
 def test_what_is_changed_by_an_address_in_memory_is_seen_and_the_image_taken_anew():
     with Rekindle(**HELD_GUARD) as rekindle:
-        memory = Memory(rekindle, 24 * MB, 30 * MB)
-        checkpoint = memory.begin()
-        rekindle.reached("guarded")
+        memory, checkpoint = begun_without_a_copy(rekindle)
         # Nobody sees that it comes to the state.
         assert memory.told("hidden 2") == "written"
         memory.cut()
@@ -212,9 +211,7 @@ def test_where_it_is_not_wanted_all_that_has_no_copy_is_written_in_the_stop():
 @pytest.mark.parametrize("who", ["program", "daemon", "command"])
 def test_whoever_is_killed_while_requests_wait_for_an_image_leaves_none_and_the_program_goes_on(who):
     with Rekindle(**HELD_GUARD) as rekindle:
-        memory = Memory(rekindle, 24 * MB, 30 * MB)
-        checkpoint = memory.begin()
-        rekindle.reached("guarded")
+        memory, checkpoint = begun_without_a_copy(rekindle)
         line = memory.stays_untold("state 2")
         if who == "program":
             os.kill(rekindle.sandbox("memory")["pid"], signal.SIGKILL)
