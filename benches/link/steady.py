@@ -1,4 +1,4 @@
-"""Copies 16 MB of pinned memory to the GPU again and again, four such copies always under way; prints now and then how many it has made."""
+"""Copies 16 MB of pinned memory to the GPU again and again, four such copies always under way; prints now and then how many bytes it has copied."""
 
 import ctypes
 import itertools
@@ -38,5 +38,5 @@ for number in itertools.count():
     call("cuMemcpyHtoDAsync_v2", here, ctypes.c_void_p(source.value + place * SIZE), ctypes.c_size_t(SIZE), stream)
     call("cuEventRecord", events[place], stream)
     if time.monotonic() - last > PAUSE_S:
-        print(number, flush=True)
+        print(number * SIZE, flush=True)
         last = time.monotonic()
