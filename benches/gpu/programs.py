@@ -23,6 +23,8 @@ WORKLOADS = [
     "malloc-async",
     "pinned-async",
     "dataloader",
+    "trainer",
+    "timm-train",
     "cupy",
     "jax",
     "nvcc-static",
