@@ -59,7 +59,7 @@ impl Setting {
     }
 }
 
-static SETTINGS: [Setting; 45] = [
+static SETTINGS: [Setting; 46] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Path),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Path),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Path),
@@ -98,6 +98,7 @@ static SETTINGS: [Setting; 45] = [
     switch(tuning::SHADOW, Kind::False("off")),
     switch(tuning::BEHIND, Kind::Words(&["off"])),
     switch(tuning::GUARD, Kind::False("off")),
+    switch(tuning::UNUSED, Kind::Words(&["keep"])),
     switch(tuning::MOMENT, Kind::False("off")),
     setting("gpu.hash", "REKINDLE_GPU_HASH", Kind::Words(&["on", "off"])),
     setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Path),

@@ -10,6 +10,7 @@ use rekindle_protocol::client::{CLIENT_VERSION, Quiesced, ToClient, ToWorker};
 use rekindle_protocol::frame;
 
 use crate::session::Session;
+use crate::unused::Unused;
 use crate::{first_pages, genuine, host_call, quiesce, thread_slot};
 
 /// How often a closing barrier is looked at.
@@ -56,10 +57,10 @@ fn without<T>(but_for: &[libc::c_int], body: impl FnOnce() -> T) -> T {
 }
 
 fn serve(session: &'static Session) {
-    let mut closing: Option<Instant> = None;
+    let mut closing: Option<(Instant, Unused)> = None;
     let why = loop {
-        if let Some(deadline) = closing
-            && let Some(answer) = closed(session, deadline)
+        if let Some((deadline, unused)) = &closing
+            && let Some(answer) = closed(session, *deadline, unused)
         {
             closing = None;
             let _ = session.send(&answer);
@@ -74,13 +75,14 @@ fn serve(session: &'static Session) {
         match message {
             ToClient::RingReady { .. } => {}
             ToClient::Call { token } => host_call::due(token),
-            ToClient::Quiesce { limit_ms } => {
-                quiesce::close();
+            ToClient::Quiesce { limit_ms, unused } => {
+                let deadline = Instant::now() + Duration::from_millis(limit_ms);
+                let unused = Unused::close_barrier(session, unused);
                 session.rings().iter().for_each(|ring| {
                     ring.look_again();
                     ring.header().space().raise();
                 });
-                closing = Some(Instant::now() + Duration::from_millis(limit_ms));
+                closing = Some((deadline, unused));
             }
             ToClient::Sleep => quiesce::sleep(),
             ToClient::Resume { restored, driver_attached } => {
@@ -113,7 +115,7 @@ fn serve(session: &'static Session) {
 }
 
 /// The answer to a `Quiesce`, once there is one.
-fn closed(session: &Session, deadline: Instant) -> Option<ToWorker> {
+fn closed(session: &Session, deadline: Instant, unused: &Unused) -> Option<ToWorker> {
     let inside = quiesce::inside();
     if inside == 0 && genuine::settled() {
         return Some(ToWorker::Quiesced(Quiesced {
@@ -123,6 +125,7 @@ fn closed(session: &Session, deadline: Instant) -> Option<ToWorker> {
             driver_attached: genuine::is_attached(),
             files: session.files().iter().map(|(name, bytes)| (name.clone(), *bytes)).collect(),
             uncollected: thread_slot::all().iter().flat_map(|slot| slot.uncollected()).collect(),
+            unused: unused.ranges(session),
         }));
     }
     if Instant::now() < deadline {

@@ -52,6 +52,7 @@ mod module;
 mod notification;
 mod occupancy;
 mod pages;
+mod python;
 mod quiesce;
 mod refusal;
 mod report;
@@ -64,6 +65,7 @@ mod tensor_map;
 mod texture;
 mod thread;
 mod thread_slot;
+mod unused;
 mod visible;
 mod wake_request;
 

@@ -29,11 +29,11 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 /// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
 /// boards are laid out. Raised with every change of what there is, operations that come behind all others too. A
 /// restored program speaks that of its image.
-pub const CLIENT_VERSION: u32 = 8;
+pub const CLIENT_VERSION: u32 = 9;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
 /// version 2 no CUDA IPC, version 3 does not change nodes of graphs, version 4 does not know [`ToClient::Release`], version 5 has
-/// no arrays, nodes of fewer kinds, and no parts of the multiprocessors, version 6 puts no graphs into nodes, and version 7 does not
-/// ask when requests have waited; all that they say is said in the same way since.
+/// no arrays, nodes of fewer kinds, and no parts of the multiprocessors, version 6 puts no graphs into nodes, version 7 does not
+/// ask when requests have waited, and version 8 does not say what memory is unused; all that they say is said in the same way since.
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
 /// The first that knows [`ToClient::Release`].
 pub const RELEASING_CLIENT_VERSION: u32 = 5;
@@ -174,6 +174,16 @@ pub struct Quiesced {
     /// What is on its way to threads that gave way while they waited for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uncollected: Vec<Uncollected>,
+    /// GPU memory of the program whose contents nobody will read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unused: Vec<UnusedRange>,
+}
+
+/// So many bytes of GPU memory, from the program's address on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnusedRange {
+    pub address: u64,
+    pub bytes: u64,
 }
 
 /// A piece of a ring's staging area that the GPU fills, or has filled, and that its thread has not taken out.
@@ -197,8 +207,13 @@ pub enum ToClient {
     RingReady { index: u32 },
     /// Run the host function with this token.
     Call { token: u64 },
-    /// Let no thread enter a CUDA call; answer when none is inside one, at the latest after the limit.
-    Quiesce { limit_ms: u64 },
+    /// Let no thread enter a CUDA call; answer when none is inside one, at the latest after the limit. `unused`: say which memory
+    /// is unused then.
+    Quiesce {
+        limit_ms: u64,
+        #[serde(default)]
+        unused: bool,
+    },
     /// After `Quiesce`: the GPU half goes to sleep. The barrier stays closed, and a thread that comes to it knocks at
     /// [`ADMISSION_SOCKET`] until `Resume`.
     Sleep,

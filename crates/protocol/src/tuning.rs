@@ -6,6 +6,7 @@ pub const VARIABLE: &str = "REKINDLE_TUNING";
 pub const SHADOW: &str = "gpu.shadow";
 pub const BEHIND: &str = "gpu.behind";
 pub const GUARD: &str = "gpu.guard";
+pub const UNUSED: &str = "gpu.unused";
 pub const MOMENT: &str = "gpu.moment";
 pub const CODE: &str = "gpu.code";
 pub const SHARE: &str = "cache.share";
@@ -18,8 +19,8 @@ pub const HUGE_PAGES: &str = "driver.huge-pages";
 pub const PEERS: &str = "driver.peers";
 pub const STEP_LIMIT: &str = "driver.step-ms";
 
-const NAMES: [&str; 14] = [
-    SHADOW, BEHIND, GUARD, MOMENT, CODE, SHARE, PRECOPY, ASSIST, INCREMENT, MAP_PAGES, LOAD_ORDER,
+const NAMES: [&str; 15] = [
+    SHADOW, BEHIND, GUARD, UNUSED, MOMENT, CODE, SHARE, PRECOPY, ASSIST, INCREMENT, MAP_PAGES, LOAD_ORDER,
     HUGE_PAGES, PEERS, STEP_LIMIT,
 ];
 

@@ -161,6 +161,9 @@ pub struct TransferReport {
     /// A part of a sentence.
     pub why: String,
     pub bytes: u64,
+    /// Bytes beside those whose contents nobody will read, as the program's allocator has them free.
+    #[serde(default)]
+    pub unused_bytes: u64,
     /// Bytes that were looked at before the program stood still, each time that they were.
     pub ahead_bytes: u64,
     /// Bytes that the image did not have then, how many of them were written while the program stood still, and how many

@@ -29,8 +29,16 @@ pub fn report(report: &Report, verbose: bool) -> String {
 /// How GPU memory of a program that went on came to its image.
 fn ways(memory: &[TransferReport]) -> String {
     let shown = |taken: &TransferReport| {
-        let TransferReport { way, why, bytes: all, ahead_bytes, new_bytes, still_bytes, guarded_bytes } =
-            taken;
+        let TransferReport {
+            way,
+            why,
+            bytes: all,
+            unused_bytes,
+            ahead_bytes,
+            new_bytes,
+            still_bytes,
+            guarded_bytes,
+        } = taken;
         let (all, ahead) = (bytes(*all), bytes(*ahead_bytes));
         let (new, still) = (bytes(*new_bytes), bytes(*still_bytes));
         let guarded = match *guarded_bytes {
@@ -50,7 +58,11 @@ fn ways(memory: &[TransferReport]) -> String {
                 format!("{ahead} were written ahead, {still} in the stop{guarded}")
             }
         };
-        format!("\nGPU memory, {all}: {what}, since {why}")
+        let unused = match *unused_bytes {
+            0 => String::new(),
+            unused => format!(", and {} that its allocator has free", bytes(unused)),
+        };
+        format!("\nGPU memory, {all}{unused}: {what}, since {why}")
     };
     memory.iter().map(shown).collect()
 }

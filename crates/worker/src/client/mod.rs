@@ -55,7 +55,7 @@ use rekindle_ring::{Board, Ring};
 use crate::data::Data;
 use crate::exchange::Exchange;
 use crate::gpus::Gpus;
-use crate::image::Shadow;
+use crate::image::{Shadow, Unused};
 use crate::ipc::Ipc;
 use crate::link::Link;
 use crate::memory::{Heap, VirtualMemory};
@@ -112,6 +112,9 @@ pub(crate) struct Client {
     pub version: u32,
     /// What was on its way to threads of the program when it came to its stop.
     pub uncollected: Vec<Uncollected>,
+    /// Memory whose contents nobody will read, while the program stands still; and what that was the last time.
+    pub unused: Unused,
+    pub unused_before: Unused,
     /// The program's standard output, once it is known which process it is.
     pub output: ProgramOutput,
     pub link: Arc<Link>,
@@ -201,6 +204,8 @@ impl Client {
             driver_attached: true,
             version: 0,
             uncollected: Vec::new(),
+            unused: Unused::default(),
+            unused_before: Unused::default(),
             output,
             link,
             threads: Vec::new(),

@@ -10,7 +10,7 @@ use rekindle_protocol::worker::{Contents, WorkWait};
 use super::{Control, ControlError};
 use crate::dispatch::{DispatchError, Dispatcher, QuiesceLevel, Rest};
 use crate::driver_half;
-use crate::image::{self, CodePreCopy};
+use crate::image::{self, CodePreCopy, Unused};
 use crate::link::Answer;
 
 /// How long the client may take to let its threads run again.
@@ -46,7 +46,9 @@ impl Control {
         });
         // Another process's work may be under way on memory that is saved here.
         let shares = self.remote.ask(|dispatcher| dispatcher.client.ipc.is_used())?;
-        let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
+        // Then others may use what the program's own allocator has free.
+        let unused = contents != Contents::Left && !shares && !tuning::is(tuning::UNUSED, "keep");
+        let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64, unused };
         let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
             Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
             Answer::Busy(reason) => Some(Err(ControlError::Busy(reason))),
@@ -56,9 +58,11 @@ impl Control {
         let drained = stopped.and_then(|mut quiesced| {
             let driver_attached = quiesced.driver_attached;
             let uncollected = std::mem::take(&mut quiesced.uncollected);
+            let unused = std::mem::take(&mut quiesced.unused);
             self.remote.run(move |dispatcher| {
                 dispatcher.client.driver_attached = driver_attached;
                 dispatcher.client.uncollected = uncollected;
+                dispatcher.client.unused = Unused::new(unused);
             });
             let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
             let beside = contents == Contents::Shadowed && !self.waits_for_work && !shares;

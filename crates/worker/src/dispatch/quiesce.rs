@@ -176,6 +176,7 @@ impl Dispatcher {
         self.stopping = None;
         self.client.hurry_waits(false);
         self.client.pinned_is_followed = false;
+        self.client.unused_before = std::mem::take(&mut self.client.unused);
         self.client.ipc.be_found();
         if self.is_leaving() {
             return;

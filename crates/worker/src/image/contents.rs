@@ -29,7 +29,7 @@ pub(super) const BLOCK: usize = 2 << 20;
 pub(super) const TURNS: usize = 4;
 
 /// Where one part's contents lie.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PartLocation {
     pub device: usize,
     pub address: u64,

@@ -36,11 +36,6 @@ pub(super) struct Span<'w> {
     pub writer: &'w PartWriter,
 }
 
-/// All of each part.
-pub(super) fn whole(work: &[(PartLocation, PartWriter)]) -> Vec<Span<'_>> {
-    work.iter().map(|(location, writer)| Span { location: *location, from: 0, writer }).collect()
-}
-
 /// What is saved, and how much of it was copied.
 struct Save<'s> {
     gpus: &'s Gpus,

@@ -4,11 +4,12 @@ use rekindle_protocol::worker::{TransferPath, TransferReport};
 
 use super::block::{Gpu, Preparing};
 use super::contents::PartLocation;
-use super::copy_out::{self, Span};
+use super::copy_out::Span;
 use super::drain::{SaveContext, Shadow};
 use super::error::{Error, Result, device};
 use super::partial::{NewBytes, Partial};
 use super::pre_copy::PreCopy;
+use super::runs::{self, Run};
 use super::shadow::{Copies, SaveTask};
 use super::timer::Timer;
 use super::transfer_path;
@@ -25,21 +26,22 @@ pub(super) enum Cut {
 }
 
 impl Cut {
-    /// The program stands still, and devices are idle, or a copy is to come `behind` what they have to do. The work goes with a
-    /// copy of all of it. Blocks that are needed no more are given up.
+    /// The program stands still, and devices are idle, or a copy is to come `behind` what they have to do. Blocks that are needed
+    /// no more are given up.
     pub(super) fn make(
         client: &mut Client,
         gpus: &[Option<Gpu>],
         blocks: &mut Option<Preparing>,
-        work: &mut SaveTask,
+        (work, runs): (&SaveTask, &[Run]),
         (ahead, behind, shares): (&PreCopy, bool, bool),
         timer: &mut Timer,
     ) -> Result<(Cut, TransferReport)> {
         client.shadow_gives_way();
-        let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
-        let bytes = places.iter().map(|location| location.bytes).sum();
+        let places: Vec<PartLocation> = runs.iter().map(|run| run.location).collect();
+        let bytes = runs::bytes(runs);
+        let unused_bytes = work.iter().map(|(location, _)| location.bytes).sum::<u64>() - bytes;
         let why = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
-        let begun = Copies::begin(client, work, behind)?;
+        let begun = Copies::begin(client, runs, behind)?;
         // Those that were too small.
         client.copy_rooms_give_way();
         if let Some(begun) = begun {
@@ -48,6 +50,7 @@ impl Cut {
                 way: TransferPath::Shadow,
                 why,
                 bytes,
+                unused_bytes,
                 new_bytes: bytes,
                 ..TransferReport::default()
             };
@@ -67,6 +70,7 @@ impl Cut {
             way: ahead.way,
             why,
             bytes,
+            unused_bytes,
             ahead_bytes,
             new_bytes: bytes,
             still_bytes: bytes,
@@ -74,7 +78,7 @@ impl Cut {
         };
         let Some(preparing) = blocks.take() else { return Ok((Cut::Still, taken)) };
         let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
-        let found = Partial::find(client, gpus, &mut ready, work)?;
+        let found = Partial::find(client, gpus, &mut ready, (work, runs))?;
         let Some(mut partial) = found else { return Ok((Cut::Still, taken)) };
         *blocks = Some(Preparing::Ready(ready));
         timer.lap("hashes", bytes);
@@ -99,9 +103,10 @@ impl Cut {
     }
 
     /// What is to be written at once.
-    pub(super) fn at_once<'w>(&self, work: &'w SaveTask) -> Vec<Span<'w>> {
+    pub(super) fn at_once<'w>(&self, work: &'w SaveTask, runs: &[Run]) -> Vec<Span<'w>> {
         match self {
-            Cut::Still | Cut::Whole(_) => copy_out::whole(work),
+            Cut::Still => runs::spans(runs, work),
+            Cut::Whole(_) => Vec::new(),
             Cut::Part(partial) => partial.rest(work),
         }
     }
@@ -152,7 +157,7 @@ impl Cut {
         save: SaveContext,
     ) -> Option<Shadow> {
         match self {
-            Cut::Whole(copies) => Some(copies.drain(gpus, blocks, save)),
+            Cut::Whole(copies) => Some(copies.drain(work, gpus, blocks, save)),
             Cut::Part(partial) if partial.bytes().drained() > 0 => {
                 Some(partial.drain(work, buffers, gpus, blocks, save))
             }

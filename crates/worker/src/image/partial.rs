@@ -25,18 +25,12 @@ use super::copy_out::Span;
 use super::drain::{Draining, SaveContext, Shadow};
 use super::error::{Error, Result, device};
 use super::guard::Guard;
-use super::hashed::{Hashes, Hashing, INPUT, taken_by, values_of};
+use super::hashed::{Hashes, Hashing, INPUT, values_of};
+use super::runs::{self, Run, spans};
 use super::shadow::{SaveTask, stream};
 use super::{copy_out, transfer_path};
 use crate::client::{Client, Room};
 use crate::ondemand::Spans;
-
-/// Bytes of a part that are new, and where they lie.
-struct Run {
-    number: usize,
-    from: u64,
-    location: PartLocation,
-}
 
 /// What is new.
 pub(super) struct Partial {
@@ -72,7 +66,7 @@ impl Partial {
         client: &mut Client,
         gpus: &[Option<Gpu>],
         blocks: &mut Blocks,
-        work: &SaveTask,
+        (work, runs): (&SaveTask, &[Run]),
     ) -> Result<Option<Partial>> {
         let mut partial = Partial {
             rooms: Vec::new(),
@@ -81,8 +75,8 @@ impl Partial {
             rest: Vec::new(),
             hashes: HashMap::new(),
         };
-        let hashes = partial.hash(client, gpus, blocks, work);
-        let new = hashes.and_then(|hashes| hashes.map(|hashes| new_chunks(work, &hashes)).transpose());
+        let hashes = partial.hash(client, gpus, blocks, runs);
+        let new = hashes.and_then(|hashes| hashes.map(|hashes| new_chunks(work, runs, &hashes)).transpose());
         match new {
             Ok(Some(new)) => {
                 new.into_iter().for_each(|chunk| partial.add(work, chunk));
@@ -101,12 +95,11 @@ impl Partial {
         client: &mut Client,
         gpus: &[Option<Gpu>],
         blocks: &mut Blocks,
-        work: &SaveTask,
+        runs: &[Run],
     ) -> Result<Option<Hashes>> {
         let mut all = Vec::new();
         for (index, gpu) in gpus.iter().enumerate() {
-            let places =
-                || work.iter().map(|(location, _)| location).filter(|location| location.device == index);
+            let places = || runs.iter().map(|run| &run.location).filter(|location| location.device == index);
             let bytes: u64 = places().map(|location| values_of(location.bytes)).sum();
             if bytes == 0 {
                 continue;
@@ -201,8 +194,8 @@ impl Partial {
 
     /// What is new.
     pub(super) fn bytes(&self) -> NewBytes {
-        let sum = |runs: &[Run]| runs.iter().map(|run| run.location.bytes).sum();
-        NewBytes { copied: sum(&self.shadowed), guarded: sum(&self.guarded), still: sum(&self.rest) }
+        let (copied, guarded) = (runs::bytes(&self.shadowed), runs::bytes(&self.guarded));
+        NewBytes { copied, guarded, still: runs::bytes(&self.rest) }
     }
 
     /// What is to be written at once.
@@ -257,27 +250,6 @@ impl Partial {
     }
 }
 
-impl Run {
-    fn taken(&self) -> u64 {
-        taken_by(&self.location)
-    }
-
-    /// Its first bytes, and the others.
-    fn split(self, bytes: u64) -> (Run, Option<Run>) {
-        let Run { number, from, location } = self;
-        let beyond =
-            PartLocation { address: location.address + bytes, bytes: location.bytes - bytes, ..location };
-        let beyond = (beyond.bytes > 0).then_some(Run { number, from: from + bytes, location: beyond });
-        (Run { number, from, location: PartLocation { bytes, ..location } }, beyond)
-    }
-}
-
-fn spans<'w>(runs: &[Run], work: &'w SaveTask) -> Vec<Span<'w>> {
-    runs.iter()
-        .map(|run| Span { location: run.location, from: run.from, writer: &work[run.number].1 })
-        .collect()
-}
-
 /// None if the device has none.
 fn room(client: &mut Client, index: usize, bytes: u64) -> Result<Option<Room>> {
     match Room::new(client, index, bytes) {
@@ -289,13 +261,14 @@ fn room(client: &mut Client, index: usize, bytes: u64) -> Result<Option<Room>> {
 
 /// Enters chunks that the image has, or the store, or that are all zero; the others, in order. On several threads: there are
 /// tens of thousands.
-fn new_chunks(work: &SaveTask, hashes: &Hashes) -> Result<Vec<New>> {
-    let chunks = |(number, (location, writer)): (usize, &(PartLocation, _))| {
-        let (bytes, size) = (location.bytes, rekindle_store::PartWriter::chunk_bytes(writer));
-        let range = move |start: u64| start..(start + size).min(bytes);
-        (0..bytes).step_by(size as usize).map(move |start| (number, range(start)))
+fn new_chunks(work: &SaveTask, runs: &[Run], hashes: &Hashes) -> Result<Vec<New>> {
+    let chunks = |run: &Run| {
+        let (number, from, end) = (run.number, run.from, run.from + run.location.bytes);
+        let size = work[number].1.chunk_bytes();
+        let range = move |start: u64| start..(start + size).min(end);
+        (from..end).step_by(size as usize).map(move |start| (number, range(start)))
     };
-    let all: Vec<(usize, Range<u64>)> = work.iter().enumerate().flat_map(chunks).collect();
+    let all: Vec<(usize, Range<u64>)> = runs.iter().flat_map(chunks).collect();
     let look = |some: &[(usize, Range<u64>)]| {
         let mut new = Vec::new();
         for (number, chunk) in some {

@@ -100,7 +100,7 @@ pub(crate) fn begin(
     let began = Instant::now();
     let client = &mut dispatcher.client;
     let blocks = client.take_over_shadow();
-    let places = save_memory::places(client);
+    let places = expected(client);
     let lack = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
     let Some(why) = lack else { return Ok(Err(PreCopy { blocks, ..PreCopy::default() })) };
     client.copy_rooms_give_way();
@@ -154,7 +154,7 @@ pub(crate) fn begin(
 
 /// What is to be made for there to be room for a copy of all. Rooms that are too small for that give their memory back.
 pub(crate) fn rooms(client: &mut Client) -> Vec<RoomRequest> {
-    let places = [save_memory::places(client), pinned::places(client)].concat();
+    let places = [expected(client), pinned::places(client)].concat();
     let needs = |index| {
         let (bytes, values) = transfer_path::needed(places.iter(), index);
         (index, if bytes == 0 { 0 } else { bytes + values })
@@ -164,6 +164,11 @@ pub(crate) fn rooms(client: &mut Client) -> Vec<RoomRequest> {
         client.copy_rooms_give_way();
     }
     needs.into_iter().filter_map(|(index, bytes)| client.copy_room_request(index, bytes)).collect()
+}
+
+/// What an image would have, if the program's allocator has free what it had the last time.
+fn expected(client: &Client) -> Vec<PartLocation> {
+    client.unused_before.without(save_memory::places(client), INPUT)
 }
 
 /// None if there is no room for them.

@@ -18,54 +18,61 @@ use rekindle_store::{ChunkRef, ContentHash, Encoding, Part, PartWriter};
 use super::contents::{Gpus, PartLocation, Pieces, TURNS, gpu};
 use super::error::{Error, Result, device};
 use super::progress::Progress;
+use super::runs::Run;
 use super::shadow::SaveTask;
 
 /// By a part's name: the hash of each of its chunks.
 pub(super) struct Reference(HashMap<String, Vec<ContentHash>>);
 
-/// What is to be looked at for one.
-pub(super) struct Places(Vec<(PartLocation, String, u64)>);
+/// What is to be looked at for one: parts, with their bytes and those of their chunks, and what of them is saved.
+pub(super) struct Places {
+    parts: Vec<(String, u64, u64)>,
+    runs: Vec<Run>,
+}
 
 impl Places {
     /// None unless it is wanted. The program stands still.
-    pub(super) fn of(work: &SaveTask) -> Option<Places> {
+    pub(super) fn of(work: &SaveTask, runs: &[Run]) -> Option<Places> {
         let row = |(location, writer): &(PartLocation, PartWriter)| {
-            (*location, writer.name().to_string(), writer.chunk_bytes())
+            (writer.name().to_string(), location.bytes, writer.chunk_bytes())
         };
-        tuning::is(tuning::SHADOW, "check").then(|| Places(work.iter().map(row).collect()))
+        let places = || Places { parts: work.iter().map(row).collect(), runs: runs.to_vec() };
+        tuning::is(tuning::SHADOW, "check").then(places)
     }
 }
 
 impl Reference {
     /// The devices have done all that they had to do when the program came to its stand.
     pub(super) fn take(gpus: &Gpus, places: &Places, stop: &AtomicBool) -> Result<Reference> {
-        let Places(work) = places;
-        let sizes: Vec<_> = work.iter().map(|(location, ..)| location.bytes).collect();
-        let chunk = |number: usize| work[number].2;
-        let progress = Progress::new(&sizes, |number, at| at + chunk(number), &[]);
+        let Places { parts, runs } = places;
+        let sizes: Vec<_> = runs.iter().map(|run| run.location.bytes).collect();
+        let chunk = |number: usize| parts[number].2;
+        let progress = Progress::new(&sizes, |number, at| at + chunk(runs[number].number), &[]);
         let pieces = Pieces::of(&progress, stop);
         let hashes = Mutex::new(HashMap::new());
         let Some(mut made) = pieces.blocks(gpus, None)? else { return Ok(Reference(HashMap::new())) };
         pieces.on_threads(&mut made, TURNS, |blocks| {
             let Some(block) = blocks.first_mut() else { return Ok(()) };
             while let Some(piece) = pieces.next()? {
-                let location = &work[piece.number].0;
+                let Run { number, from, location } = &runs[piece.number];
                 let address = location.address + piece.range.start;
                 let copied = block.fetch_hashed(gpu(gpus, location)?, address, piece.count());
                 let bytes = copied.and_then(|()| block.bytes(piece.count()));
                 let hash = ContentHash::of(bytes.map_err(device("copy a buffer out to compare it"))?);
-                let place = (piece.number, piece.range.start / chunk(piece.number));
+                let place = (*number, (from + piece.range.start) / chunk(*number));
                 hashes.lock().unwrap_or_else(PoisonError::into_inner).insert(place, hash);
             }
             Ok(())
         })?;
         let hashes = hashes.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let of = |number: usize, bytes: u64| {
-            let places = (0..bytes.div_ceil(chunk(number))).map(|at| (number, at));
-            places.filter_map(|place| hashes.get(&place).copied()).collect()
+        let of = |(number, (name, bytes, chunk)): (usize, &(String, u64, u64))| {
+            let hash = |start: u64| {
+                let zeros = || zeros((bytes - start).min(*chunk));
+                hashes.get(&(number, start / chunk)).copied().unwrap_or_else(zeros)
+            };
+            (name.clone(), (0..*bytes).step_by(*chunk as usize).map(hash).collect())
         };
-        let parts = work.iter().zip(&sizes).enumerate();
-        let parts = parts.map(|(number, ((_, name, _), bytes))| (name.clone(), of(number, *bytes)));
+        let parts = parts.iter().enumerate().map(of);
         Ok(Reference(parts.collect()))
     }
 
@@ -98,10 +105,14 @@ impl Reference {
     }
 }
 
+fn zeros(bytes: u64) -> ContentHash {
+    ContentHash::of(&vec![0; bytes as usize])
+}
+
 /// Zeros have no hash in an image.
 fn content_of(chunk: &ChunkRef) -> ContentHash {
     match chunk.encoding {
-        Encoding::Zero => ContentHash::of(&vec![0; chunk.bytes as usize]),
+        Encoding::Zero => zeros(chunk.bytes),
         _ => chunk.hash,
     }
 }

@@ -25,7 +25,8 @@ use super::state::{
 };
 use super::timer::Timer;
 use super::{
-    LeftMemory, arrays, contents, copy_out, declared, pinned, reference, save_code, save_memory, uncollected,
+    LeftMemory, arrays, contents, copy_out, declared, pinned, reference, runs, save_code, save_memory,
+    uncollected,
 };
 use crate::client::{Body, Client, Context, ModuleObject, PartObject, Recipe, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
@@ -105,8 +106,9 @@ fn try_to_save(
             Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
         }
     }
-    let looked_at = reference::Places::of(&plan.work);
-    let bytes = plan.work.iter().map(|(location, _)| location.bytes).sum();
+    let runs = plan.runs(client);
+    let looked_at = reference::Places::of(&plan.work, &runs);
+    let bytes = runs::bytes(&runs);
     let mut reference = None;
     if let Some(places) = looked_at.as_ref().filter(|_| !behind) {
         let taken = Reference::take(&gpus, places, stop);
@@ -120,7 +122,8 @@ fn try_to_save(
     let mut cut = Cut::Still;
     let mut taken = None;
     if contents == Contents::Shadowed && !plan.work.is_empty() {
-        match Cut::make(client, &gpus, &mut blocks, &mut plan.work, (&ahead, behind, shares), &mut timer) {
+        match Cut::make(client, &gpus, &mut blocks, (&plan.work, &runs), (&ahead, behind, shares), &mut timer)
+        {
             Ok((made, way)) => (cut, taken) = (made, Some(way)),
             Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
         }
@@ -129,7 +132,7 @@ fn try_to_save(
         cut.partial().map(|partial| |location: &PartLocation, piece| partial.hash_of(location, piece));
     let known = known.as_ref().map(|known| known as &copy_out::KnownHashes<'_>);
     let (saved, code) = {
-        let spans = cut.at_once(&plan.work);
+        let spans = cut.at_once(&plan.work, &runs);
         let bytes = spans.iter().map(|span| span.location.bytes).sum();
         std::thread::scope(|scope| {
             let saving = scope.spawn(|| {

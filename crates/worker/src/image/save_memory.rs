@@ -1,5 +1,7 @@
 //! Buffers: where each lies, and its contents.
 
+use std::collections::HashSet;
+
 use rekindle_device::{Access, Device};
 use rekindle_store::{Part, PartKind, PartWriter, Staging};
 use serde_json::json;
@@ -8,6 +10,7 @@ use super::LeftMemory;
 use super::block::Gpu;
 use super::contents::PartLocation;
 use super::error::{Result, device};
+use super::runs::Run;
 use super::state::{
     BufferState, ContentState, MappingState, PhysicalState, PinnedState, ReservationState, State,
     buffer_part, physical_part,
@@ -19,6 +22,8 @@ use crate::ondemand::Spans;
 /// What of GPU memory is to be saved where.
 pub(super) struct Plan {
     pub work: Vec<(PartLocation, PartWriter)>,
+    /// How many of them are buffers; those in windows follow.
+    own: usize,
     windows: Vec<Window>,
 }
 
@@ -82,8 +87,9 @@ pub(super) fn plan(
         }
     }
     if !matches!(kept, MemoryFate::Saved) {
-        return Ok(Plan { work, windows: Vec::new() });
+        return Ok(Plan { own: work.len(), work, windows: Vec::new() });
     }
+    let own = work.len();
     let windows = map_physical(client)?;
     for window in &windows {
         let attributes = json!({ "device": window.location.device, "holds": "memory that the program maps" });
@@ -98,7 +104,7 @@ pub(super) fn plan(
         let PartLocation { device, address, bytes } = window.location;
         work.push((PartLocation { device, address, bytes }, writer));
     }
-    Ok(Plan { work, windows })
+    Ok(Plan { work, own, windows })
 }
 
 /// Where memory lies that can be copied while the program runs.
@@ -124,16 +130,27 @@ pub(super) fn places(client: &Client) -> Vec<PartLocation> {
 }
 
 impl Plan {
+    /// What of it is to be saved. All that is mapped twice is: it may be used by the other address.
+    pub(super) fn runs(&self, client: &Client) -> Vec<Run> {
+        let windows = self.windows.iter().enumerate();
+        let mappings = |serial| {
+            let mappings = client.virtual_memory.mappings.values();
+            mappings.filter(|mapping| mapping.serial == serial).count()
+        };
+        let twice = windows.filter(|(_, window)| mappings(window.serial) > 1);
+        let whole: HashSet<usize> = twice.map(|(number, _)| self.own + number).collect();
+        client.unused.runs(&self.work, |number| whole.contains(&number))
+    }
+
     /// The addresses by which the program comes to each part of the work.
     pub(super) fn buffers(&self, client: &Client) -> Spans {
         let of_buffers = self.work.iter().map(|(location, _)| *location).enumerate();
-        let own = self.work.len() - self.windows.len();
         let range = |location: PartLocation| location.address..location.address + location.bytes;
-        let mut spans: Vec<_> = of_buffers.take(own).map(|(number, at)| (range(at), number)).collect();
+        let mut spans: Vec<_> = of_buffers.take(self.own).map(|(number, at)| (range(at), number)).collect();
         for (number, window) in self.windows.iter().enumerate() {
             let mappings = client.virtual_memory.mappings.iter();
             let mapped = mappings.filter(|(_, mapping)| mapping.serial == window.serial);
-            spans.extend(mapped.map(|(at, mapping)| (*at..at + mapping.bytes, own + number)));
+            spans.extend(mapped.map(|(at, mapping)| (*at..at + mapping.bytes, self.own + number)));
         }
         Spans::new(Vec::new(), spans)
     }

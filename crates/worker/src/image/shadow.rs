@@ -27,6 +27,7 @@ use super::drain::{Draining, SaveContext, Shadow};
 use super::enqueued_copies::EnqueuedCopies;
 use super::error::{Result, device};
 use super::hashed::{Hashes, Hashing, taken_by};
+use super::runs::{self, Run};
 use super::{copy_out, transfer_path};
 use crate::client::{Client, Room};
 
@@ -44,17 +45,17 @@ pub(super) struct Copies {
     filled: Vec<(usize, Range<u64>)>,
     /// Reached when all of a device is copied.
     under_way: Vec<(usize, Event)>,
-    work: SaveTask,
+    /// What is copied, by where the copy lies.
+    runs: Vec<Run>,
     /// The program goes on before all is copied.
     behind: bool,
 }
 
 impl Copies {
-    /// Takes all of the work, and begins to copy its buffers within their GPUs. None, and the work stays, if they have no room
-    /// for that. The devices are idle, or it is to come `behind` what they have to do.
-    pub(super) fn begin(client: &mut Client, work: &mut SaveTask, behind: bool) -> Result<Option<Copies>> {
+    /// Begins to copy what is to be saved within its GPUs. None if they have no room for that. The devices are idle, or it is to come `behind` what they have to do.
+    pub(super) fn begin(client: &mut Client, runs: &[Run], behind: bool) -> Result<Option<Copies>> {
         let mut copies = Copies { behind, ..Copies::default() };
-        let places: Vec<PartLocation> = work.iter().map(|(location, _)| *location).collect();
+        let places: Vec<PartLocation> = runs.iter().map(|run| run.location).collect();
         if transfer_path::lack(client, &places).map_err(device("tell its free memory"))?.is_some() {
             return Ok(None);
         }
@@ -78,7 +79,7 @@ impl Copies {
                 }
             }
         }
-        copies.work = std::mem::take(work);
+        copies.runs = runs.to_vec();
         match copies.fill(client) {
             Ok(()) => Ok(Some(copies)),
             Err(code) => {
@@ -98,7 +99,8 @@ impl Copies {
             let context = client.context(*index)?;
             let (gpu, stream) = (context.device.clone(), stream(&context.gpu.copies));
             let mut to = filled.start;
-            for (location, _) in self.work.iter_mut().filter(|(location, _)| location.device == *index) {
+            let locations = self.runs.iter_mut().map(|run| &mut run.location);
+            for location in locations.filter(|location| location.device == *index) {
                 gpu.copy(to, location.address, location.bytes, stream)?;
                 location.address = to;
                 to += taken_by(location);
@@ -137,7 +139,7 @@ impl Copies {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.work.iter().map(|(location, _)| location.bytes).sum()
+        runs::bytes(&self.runs)
     }
 
     pub(super) fn close(mut self, client: &mut Client) {
@@ -156,14 +158,15 @@ impl Copies {
         }
     }
 
-    /// What writes it to the image.
+    /// What writes it to the parts that it is of.
     pub(super) fn drain(
         self,
+        work: SaveTask,
         gpus: Vec<Option<Gpu>>,
         blocks: Option<Preparing>,
         save: SaveContext,
     ) -> Shadow {
-        let Copies { rooms, filled, under_way, work, behind } = self;
+        let Copies { rooms, filled, under_way, runs, behind } = self;
         let gpu = |index: usize| Some(gpus.get(index)?.as_ref()?.device.clone());
         let enqueued = under_way.into_iter().filter_map(|(index, event)| Some((gpu(index)?, event)));
         let copies = behind.then(|| Arc::new(EnqueuedCopies::new(enqueued.collect())));
@@ -185,9 +188,8 @@ impl Copies {
             }
             let known = |location: &PartLocation, piece| hashes.as_ref()?.of(location, piece);
             let (copied, blocks) =
-                copy_out::save(&gpus, blocks, &copy_out::whole(&work), Some(&known), stop)?;
-            let bytes = work.iter().map(|(location, _)| location.bytes).sum();
-            Ok((drain.finish(work, bytes, copied)?, blocks))
+                copy_out::save(&gpus, blocks, &runs::spans(&runs, &work), Some(&known), stop)?;
+            Ok((drain.finish(work, runs::bytes(&runs), copied)?, blocks))
         });
         match enqueued {
             Some(copies) => shadow.coming_behind(copies),

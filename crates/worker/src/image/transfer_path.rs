@@ -54,7 +54,8 @@ pub(super) fn lack(client: &mut Client, places: &[PartLocation]) -> Result<Optio
 
 /// Whether there is room for a copy of all that the client has, of pinned memory too.
 pub(crate) fn has_room(client: &mut Client) -> Result<bool> {
-    let places = [save_memory::places(client), pinned::places(client)].concat();
+    let own = client.unused.without(save_memory::places(client), INPUT);
+    let places = [own, pinned::places(client)].concat();
     Ok(lack(client, &places)?.is_none())
 }
 

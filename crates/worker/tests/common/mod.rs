@@ -276,6 +276,7 @@ fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
                     driver_attached: false,
                     files: Vec::new(),
                     uncollected: Vec::new(),
+                    unused: Vec::new(),
                 };
                 frame::send(socket, &ToWorker::Quiesced(quiesced), &[]).unwrap();
             }

@@ -1,0 +1,201 @@
+//! GPU memory whose contents nobody will read: blocks that torch's caching allocator has free, and keeps for itself.
+//!
+//! ```text
+//!  program's threads  ──run──┬ wait for the interpreter ┬──run, up to the next CUDA call
+//!  this thread               └ quiet ─ asks torch ──────┴ the barrier is closed
+//! ```
+//!
+//! Whoever frees a tensor and whoever allocates one has to run, and whoever writes to GPU memory has to ask the worker for it.
+//! So what is free while no thread runs Python code stays without contents until the next request. If there was none between
+//! the question and the closed barrier, the answer is true of the moment that an image is taken of.
+
+use std::ffi::CStr;
+use std::io;
+use std::ptr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::client::UnusedRange;
+
+use crate::python::{Held, Python};
+use crate::session::Session;
+use crate::{control, quiesce};
+
+/// How long all of it may take. What has no end by then is not waited for, and nothing counts as unused.
+const LIMIT: Duration = Duration::from_millis(100);
+/// No request for so long: threads that run without the interpreter have done what they were asked for.
+const QUIET: Duration = Duration::from_micros(200);
+const LOOK: Duration = Duration::from_micros(50);
+/// torch's allocator is in this library.
+const ALLOCATOR: &CStr = c"libc10_cuda.so";
+
+/// Addresses and lengths in bytes, eight bytes each. Blocks in pools of their own are left out: a graph that was captured with
+/// them may read there. `torch.cuda.memory_snapshot` makes no CUDA call.
+const SCRIPT: &CStr = cr#"
+import sys
+from array import array
+found = array("Q")
+cuda = getattr(sys.modules.get("torch"), "cuda", None)
+if cuda is not None and cuda.is_initialized():
+    for segment in cuda.memory_snapshot():
+        if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "inactive":
+                found.extend((address, block["size"]))
+            address += block["size"]
+found = found.tobytes()
+"#;
+
+/// What was unused when the barrier closed.
+#[derive(Default)]
+pub struct Unused {
+    ranges: Vec<UnusedRange>,
+    /// Requests of the program by then.
+    requests: u64,
+}
+
+/// Between the thread that asks and the one that waits for it.
+#[derive(Default)]
+struct Answer {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Asked,
+    Answered(Option<Unused>),
+    /// Nobody waits any more.
+    Over,
+}
+
+struct Question {
+    session: &'static Session,
+    answer: Arc<Answer>,
+}
+
+impl Unused {
+    /// Closes the barrier, and finds out before what is unused then, if that is `wanted` and the program has torch.
+    pub fn close_barrier(session: &'static Session, wanted: bool) -> Unused {
+        let unused = if wanted && has_allocator() { ask(session) } else { None };
+        quiesce::close();
+        unused.unwrap_or_default()
+    }
+
+    /// What is unused still: nothing if the program has asked for anything since. Call when nobody is inside.
+    pub fn ranges(&self, session: &Session) -> Vec<UnusedRange> {
+        if session.board.tickets() == self.requests { self.ranges.clone() } else { Vec::new() }
+    }
+}
+
+fn has_allocator() -> bool {
+    // SAFETY: the name is a string, and nothing is loaded that is not.
+    let library = unsafe { libc::dlopen(ALLOCATOR.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    if library.is_null() {
+        return false;
+    }
+    // SAFETY: the handle is that of above; it is counted.
+    unsafe { libc::dlclose(library) };
+    true
+}
+
+fn ask(session: &'static Session) -> Option<Unused> {
+    let answer = Arc::new(Answer::default());
+    start(Box::new(Question { session, answer: answer.clone() })).ok()?;
+    let state = answer.state.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_open = |state: &mut State| matches!(state, State::Asked);
+    let waited = answer.changed.wait_timeout_while(state, LIMIT, is_open);
+    let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    match std::mem::replace(&mut *state, State::Over) {
+        State::Answered(unused) => unused,
+        State::Asked | State::Over => None,
+    }
+}
+
+/// On a thread of its own, which may wait for the interpreter for as long as the program keeps it. It is the C library's
+/// thread: an interpreter that ends may end it.
+fn start(question: Box<Question>) -> io::Result<()> {
+    let mut thread = 0;
+    let question = Box::into_raw(question);
+    // SAFETY: the two types differ in that a thread may be ended inside of it, which the C library's may.
+    let run = unsafe {
+        std::mem::transmute::<
+            extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void,
+            extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
+        >(run as extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void)
+    };
+    let made = control::without_signals(|| {
+        // SAFETY: `thread` is a valid place; the question is given to the thread.
+        unsafe { libc::pthread_create(&mut thread, ptr::null(), run, question.cast()) }
+    });
+    if made != 0 {
+        // SAFETY: no thread has it.
+        drop(unsafe { Box::from_raw(question) });
+        return Err(io::Error::from_raw_os_error(made));
+    }
+    // SAFETY: the thread was made above, and nobody waits for its end.
+    unsafe { libc::pthread_detach(thread) };
+    Ok(())
+}
+
+extern "C-unwind" fn run(question: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: `start` has given it to this thread.
+    let question = unsafe { &*question.cast::<Question>() };
+    if let Some(python) = Python::find() {
+        let held = python.hold();
+        let unused = question.look(&held);
+        question.answer(unused);
+    } else {
+        question.answer(None);
+    }
+    // SAFETY: it came out of a box, and nobody else has it.
+    drop(unsafe { Box::from_raw(ptr::from_ref(question).cast_mut()) });
+    ptr::null_mut()
+}
+
+impl Question {
+    /// The interpreter is ours.
+    fn look(&self, held: &Held<'_>) -> Option<Unused> {
+        let requests = self.quiet()?;
+        let ranges = held.run(SCRIPT)?;
+        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or_default();
+        let range = |row: &[u8]| UnusedRange { address: word(&row[..8]), bytes: word(&row[8..]) };
+        Some(Unused { ranges: ranges.chunks_exact(16).map(range).collect(), requests })
+    }
+
+    /// How many requests there were when there were no more; none if there are all the time.
+    fn quiet(&self) -> Option<u64> {
+        let mut requests = self.session.board.tickets();
+        let mut since = Instant::now();
+        while since.elapsed() < QUIET {
+            if matches!(*self.state(), State::Over) {
+                return None;
+            }
+            std::thread::sleep(LOOK);
+            let now = self.session.board.tickets();
+            if now != requests {
+                (requests, since) = (now, Instant::now());
+            }
+        }
+        Some(requests)
+    }
+
+    /// With the interpreter still ours the barrier is closed, if somebody waits for that.
+    fn answer(&self, unused: Option<Unused>) {
+        let mut state = self.state();
+        if matches!(*state, State::Asked) {
+            if unused.is_some() {
+                quiesce::close();
+            }
+            *state = State::Answered(unused);
+            self.answer.changed.notify_all();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.answer.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,121 @@
+"""Memory that torch's allocator has free is not in images: a package of its name tells what that is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rekindle import Rekindle
+
+PROGRAM = Path(__file__).parent / "unused/blocks.py"
+CHECKED = {"REKINDLE_TUNING": "gpu.shadow=check"}
+MB = 1 << 20
+OWN = " ".join(["own"] * 8)
+# Whole chunks of what is free.
+WITHOUT = "own own zeros zeros own zeros zeros own"
+UNUSED = 8 * MB
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    library = tmp_path_factory.mktemp("allocator") / "libc10_cuda.so"
+    source = PROGRAM.parent / "allocator.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-Wl,-soname,libc10_cuda.so", "-o", library, source], check=True)
+    return library
+
+
+class Blocks:
+    def __init__(self, rekindle, library, kind="plain", beside=0):
+        self.rekindle, self.commands, self.count = rekindle, rekindle.root / "commands", 0
+        command = [sys.executable, PROGRAM, library, self.commands, kind, beside]
+        rekindle("run", "-d", "--name", "blocks", "--gpu", rekindle.gpu, "--", *command)
+        assert rekindle.wait_lines("blocks", 1) == ["ready"], rekindle.lines("blocks")
+
+    def check(self, name="blocks"):
+        """What its chunks hold."""
+        before = len(self.rekindle.lines(name))
+        with self.commands.open("a") as commands:
+            commands.write("check\n")
+        return self.rekindle.wait_lines(name, before + 1)[-1].removeprefix("check ")
+
+    def imaged(self, image="image"):
+        report = self.rekindle.json("checkpoint", "blocks", "--to", image, "--leave-running")
+        (memory,) = report["memory"]
+        return memory
+
+    def restored(self):
+        """What the image has."""
+        self.rekindle("kill", "blocks")
+        self.rekindle.restore("image", "again")
+        return self.check("again")
+
+
+def test_what_the_allocator_has_free_is_not_in_an_image(library):
+    with Rekindle(**CHECKED) as rekindle:
+        blocks = Blocks(rekindle, library)
+        for image in ("first", "image"):
+            memory = blocks.imaged(image)
+            assert memory["unused_bytes"] == UNUSED and memory["way"] == "shadow", memory
+            assert blocks.check() == OWN, "nothing is done to the program's memory"
+        shown = rekindle("checkpoint", "blocks", "--to", "third", "--leave-running", "-v")
+        assert "and 8.0 MiB that its allocator has free" in shown, shown
+        assert blocks.restored() == WITHOUT
+
+
+@pytest.mark.parametrize("options", [["--stop"], ["--leave-running"]])
+def test_no_way_of_writing_an_image_has_it(library, options):
+    with Rekindle(**{"REKINDLE_TUNING": "gpu.shadow=off" if "--leave-running" in options else "gpu.shadow=check"}) as rekindle:
+        blocks = Blocks(rekindle, library)
+        rekindle("checkpoint", "blocks", "--to", "image", *options)
+        if "--leave-running" in options:
+            assert blocks.restored() == WITHOUT
+        else:
+            rekindle.restore("image", "again")
+            assert blocks.check("again") == WITHOUT
+            # It is asked as any other.
+            rekindle("checkpoint", "again", "--to", "second", "--stop")
+            rekindle.restore("second", "third")
+            assert blocks.check("third") == WITHOUT
+
+
+@pytest.mark.parametrize(("beside", "way"), [(16 * MB, "shadow"), (28 * MB, "ahead")])
+def test_where_there_is_little_room_what_is_free_takes_none(library, beside, way):
+    """Of 64 MB four are left to others: there is room for a copy of what is used, in the first case."""
+    with Rekindle(**CHECKED, REKINDLE_GPU_HASH="on", REKINDLE_EMULATED="memory=64M") as rekindle:
+        blocks = Blocks(rekindle, library, beside=beside)
+        memory = blocks.imaged()
+        assert memory["unused_bytes"] == UNUSED and memory["way"] == way, memory
+        assert blocks.check() == OWN
+        assert blocks.restored() == WITHOUT
+
+
+def test_sleep_and_wake_lose_nothing_else(library):
+    with Rekindle() as rekindle:
+        blocks = Blocks(rekindle, library)
+        rekindle("sleep", "blocks")
+        assert blocks.check() in (OWN, WITHOUT)
+
+
+@pytest.mark.parametrize(("kind", "left"), [("mapped", WITHOUT), ("twice", OWN), ("pool", OWN)])
+def test_only_what_nobody_can_use_is_left_out(library, kind, left):
+    with Rekindle(**CHECKED) as rekindle:
+        blocks = Blocks(rekindle, library, kind)
+        assert blocks.imaged()["unused_bytes"] == (UNUSED if left == WITHOUT else 0)
+        assert blocks.check() == OWN
+        assert blocks.restored() == left
+
+
+@pytest.mark.parametrize("kind", ["fails", "late", "asks", "keeps"])
+def test_an_image_is_whole_where_nobody_tells_for_certain(library, kind):
+    with Rekindle(**CHECKED) as rekindle:
+        blocks = Blocks(rekindle, library, kind)
+        assert blocks.imaged()["unused_bytes"] == 0
+        assert blocks.check() == OWN
+        assert blocks.restored() == OWN
+
+
+def test_programs_may_have_their_images_whole(library):
+    with Rekindle(**{"REKINDLE_TUNING": "gpu.unused=keep"}) as rekindle:
+        blocks = Blocks(rekindle, library)
+        assert blocks.imaged()["unused_bytes"] == 0
+        assert blocks.restored() == OWN
