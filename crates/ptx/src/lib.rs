@@ -1,7 +1,7 @@
 //! PTX on the CPU: the instruction half of the emulated GPU.
 //!
 //! A [`Module`] is PTX text parsed, checked, linked and decoded. A [`Grid`] is one validated launch of one of
-//! its kernels; any number of threads run its blocks.
+//! its kernels; any number of threads run its blocks. [`write_sets`] tells of any text what its kernels may write to.
 //!
 //! ```text
 //!  text ──lexer──▶ tokens ──parser──▶ Ast ──lower──▶ Program ──machine──▶ memory
@@ -32,6 +32,7 @@ mod program;
 mod tensor_map;
 mod texture;
 mod types;
+mod write_set;
 
 pub use error::Error;
 pub use fault::{Fault, Location};
@@ -43,3 +44,4 @@ pub use module::{Entry, Global, Module, Parameter, Relocation};
 pub use tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 pub use texture::{AddressMode, Image, TexelFormat, Texture, View, ViewKind};
 pub use types::Space;
+pub use write_set::write_sets;
