@@ -159,7 +159,7 @@ def begun_without_a_copy(rekindle, options=()):
     return memory, checkpoint
 
 
-@pytest.mark.parametrize(("way", "options"), [("state", ()), ("kernel", ()), ("move", ()), ("kernel", ("--share", "us")), ("state", ("--mend",))])
+@pytest.mark.parametrize(("way", "options"), [("state", ()), ("kernel", ()), ("called", ()), ("move", ()), ("kernel", ("--share", "us")), ("state", ("--mend",))])
 def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way, options):
     with Rekindle(**HELD_GUARD) as rekindle:
         memory, checkpoint = begun_without_a_copy(rekindle, options)
@@ -176,6 +176,23 @@ def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way, optio
         memory.restored()
 
 
+@pytest.mark.parametrize("way", ["seen", "constant", "replay"])
+def test_a_kernel_that_only_reads_what_has_no_copy_does_not_wait(way):
+    """As its code tells, its name, and the code of a kernel in a graph."""
+    with Rekindle(**HELD_GUARD) as rekindle:
+        memory = Memory(rekindle, 24 * MB, 30 * MB)
+        memory.told("capture")
+        checkpoint = memory.begin()
+        rekindle.reached("guarded")
+        assert memory.told(way) == "right True"
+        memory.check()
+        rekindle.let_go("guarded")
+        taken = memory_of(json.loads(checkpoint.end()))
+        assert taken["guarded_bytes"] > 16 * MB and taken["still_bytes"] == 0, taken
+        memory.restored()
+        assert memory.told(way) == "right True"
+
+
 def test_memory_that_has_no_copy_is_freed_once_it_is_in_the_image():
     with Rekindle(**HELD_GUARD) as rekindle:
         memory, checkpoint = begun_without_a_copy(rekindle)
@@ -186,16 +203,17 @@ def test_memory_that_has_no_copy_is_freed_once_it_is_in_the_image():
         memory.restored()
 
 
-def test_what_is_changed_by_an_address_in_memory_is_seen_and_the_image_taken_anew():
+@pytest.mark.parametrize("way", ["hidden", "cast"])
+def test_what_is_changed_by_a_kernel_that_was_not_known_to_is_seen_and_the_image_taken_anew(way):
+    """By an address in memory, and by one that its name calls constant."""
     with Rekindle(**HELD_GUARD) as rekindle:
         memory, checkpoint = begun_without_a_copy(rekindle)
-        # Nobody sees that it comes to the state.
-        assert memory.told("hidden 2") == "written"
+        assert memory.told(f"{way} 2") == "written"
         memory.cut()
         rekindle.let_go("guarded")
         taken = memory_of(json.loads(checkpoint.end()))
         assert taken["guarded_bytes"] == 0 < taken["still_bytes"], taken
-        assert "named" in taken["why"], taken
+        assert "known" in taken["why"], taken
         memory.told("state 3")
         memory.restored()
 

@@ -6,7 +6,13 @@ weights SEED   writes the weights anew
 state N        writes N to all of the state
 kernel N       the same by a kernel that has its address as an argument
 hidden N       the same by a kernel that finds its address in memory
+cast N         the same by a kernel whose name calls it constant, and whose code calls a function
+called N       the same by a kernel whose name says nothing, and whose code calls a function
 move N         the same by copies within the GPU
+seen           adds all of the state up, by a kernel whose name says nothing of it, and looks whether the sums are right
+constant       the same by a kernel whose name calls the state constant, and whose code calls a function
+capture        makes a graph of the first
+replay         does the same by that graph
 check          compares all with what it should be
 renew N        frees the state, and takes another one of the same size
 free           frees the state, and has none any more
@@ -26,6 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
 
+from cuda.bindings import driver  # noqa: E402
 from gpu import Module, call, open_device  # noqa: E402
 
 # The number is a part of the code.
@@ -39,6 +46,20 @@ __device__ void fill(unsigned *state, unsigned number) {
 }
 extern "C" __global__ void named(unsigned *state, unsigned number) { fill(state, number); }
 extern "C" __global__ void found(unsigned **state, unsigned number) { fill(*state, number); }
+
+__device__ __noinline__ void fill_by_call(unsigned *state, unsigned number) { fill(state, number); }
+__global__ void cast(const unsigned *state, unsigned number) { fill_by_call((unsigned *)state, number); }
+extern "C" __global__ void called(unsigned *state, unsigned number) { fill_by_call(state, number); }
+
+__device__ unsigned sum(unsigned *state) {
+    unsigned sum = 0;
+    for (int at = threadIdx.x; at < 1 << 18; at += blockDim.x)
+        sum += state[blockIdx.x << 18 | at];
+    return sum;
+}
+__device__ __noinline__ unsigned sum_by_call(const unsigned *state) { return sum((unsigned *)state); }
+extern "C" __global__ void seen(unsigned *state, unsigned *sums) { atomicAdd(&sums[blockIdx.x], sum(state)); }
+__global__ void constant(const unsigned *state, unsigned *sums) { atomicAdd(&sums[blockIdx.x], sum_by_call(state)); }
 """
 
 
@@ -50,6 +71,7 @@ class Memory:
         self.weights_bytes, self.state_bytes = weights, state
         self.weights_at, self.state_at = int(call("cuMemAlloc", weights)), int(call("cuMemAlloc", state))
         self.seed, self.number, self.held, self.modules = 0, 0, [], {}
+        call("cuMemsetD32", self.table + CHUNK, 0, CHUNK // 4)
         self.point()
         self.stop, self.wrong, self.passes = threading.Event(), 0, 0
         self.weights(1)
@@ -81,11 +103,45 @@ class Memory:
     def hidden(self, number):
         return self.launched(self.states.found, self.table, number)
 
+    def cast(self, number):
+        return self.launched(self.states._Z4castPKjj, self.state_at, number)
+
+    def called(self, number):
+        return self.launched(self.states.called, self.state_at, number)
+
     def launched(self, kernel, address, number):
         self.number = number
         kernel(self.state_bytes // CHUNK, 128, address, np.uint32(number))
         call("cuCtxSynchronize")
         return "written"
+
+    def seen(self):
+        return self.summed(self.states.seen)
+
+    def constant(self):
+        return self.summed(self.states._Z8constantPKjPj)
+
+    def summed(self, kernel, stream=0):
+        kernel(self.state_bytes // CHUNK, 128, self.state_at, self.table + CHUNK, stream=stream)
+        return self.are_sums() if stream == 0 else "captured"
+
+    def are_sums(self):
+        """Whether they are right. They lie in the second half of the table, which is cleared for the next ones."""
+        chunks = np.arange(self.state_bytes // CHUNK, dtype=np.uint32)
+        found = self.read(self.table + CHUNK, 4 * len(chunks))
+        call("cuMemsetD32", self.table + CHUNK, 0, len(chunks))
+        return f"right {np.array_equal(found, (self.number << 8 | chunks) << 18)}"
+
+    def capture(self):
+        stream = call("cuStreamCreate", 0)
+        call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        made = self.summed(self.states.seen, stream)
+        self.graph = call("cuGraphInstantiate", call("cuStreamEndCapture", stream), 0)
+        return made
+
+    def replay(self):
+        call("cuGraphLaunch", self.graph, 0)
+        return self.are_sums()
 
     def move(self, number):
         """Out of the second half of the table."""

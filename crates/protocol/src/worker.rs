@@ -127,8 +127,8 @@ pub struct Saved {
     /// So, too.
     #[serde(default)]
     pub waited: Option<WorkWait>,
-    /// Of a `Drain`: the program has changed memory that no argument named before it was in the image, so that there is none. Its
-    /// next image is written while it stands still.
+    /// Of a `Drain`: the program has changed memory that no request was known to write to before it was in the image, so that
+    /// there is none. Its next image is written while it stands still.
     #[serde(default)]
     pub overwritten: bool,
 }

@@ -16,8 +16,8 @@ pub enum WorkerError {
     Failed { action: &'static str, reason: String },
 
     #[error(
-        "the program changed GPU memory that no argument of its kernels named while that was written to the image; try again, which \
-         writes it while the program stands still"
+        "the program changed GPU memory that none of its kernels was known to write to while that was written to the image; try \
+         again, which writes it while the program stands still"
     )]
     Overwritten,
 

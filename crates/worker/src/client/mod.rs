@@ -31,6 +31,7 @@ mod rebuild;
 mod recipe;
 mod room;
 mod settle;
+mod signature;
 mod stack;
 mod staging;
 mod status;
@@ -41,6 +42,7 @@ mod virtual_memory;
 mod waiting;
 mod waits;
 mod work;
+mod write_sets;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -83,6 +85,7 @@ pub(crate) use staging::Lane;
 pub(crate) use table::Table;
 pub(crate) use waiting::Waiting;
 use waits::Waits;
+pub(crate) use write_sets::{KernelWriteSet, ModuleWriteSets};
 
 /// One thread of the program.
 pub(crate) struct Thread {
@@ -163,7 +166,7 @@ pub(crate) struct Client {
     pub transferred: Transferred,
     /// What an image is written from beside the program.
     pub shadow: Option<Shadow>,
-    /// It has changed memory that no argument named while that was written to an image.
+    /// It has changed memory that no request was known to write to while that was written to an image.
     pub writes_unnamed: bool,
     /// Rooms for the copy of an image that is being made ready.
     pub copy_rooms: Vec<Room>,

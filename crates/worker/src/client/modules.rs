@@ -1,5 +1,7 @@
 //! Modules, kernels and globals, in the order in which the program asked for them.
 
+use std::sync::OnceLock;
+
 use rekindle_code::fatbin::is_fatbin;
 use rekindle_cuda::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
@@ -13,7 +15,9 @@ use rekindle_protocol::operation::{
     Origin,
 };
 
-use super::{Body, Client, FunctionObject, GlobalGiven, GlobalsBuffer, ModuleObject, Pieces};
+use super::{
+    Body, Client, FunctionObject, GlobalGiven, GlobalsBuffer, ModuleObject, ModuleWriteSets, Pieces,
+};
 use crate::code::LoadedCode;
 
 /// The word of [`rekindle_device::Device::prepare`] for code that has to be compiled.
@@ -36,6 +40,7 @@ impl Client {
         }
         self.bind(device)?;
         let mut code = self.code_of(source, trailer)?;
+        let given = code.clone();
         let mut log = String::new();
         let apart = match self.gpus.in_pieces {
             true => match self.take_apart(device, &code, &options)? {
@@ -55,11 +60,19 @@ impl Client {
             },
         };
         let loaded_at = self.next_history();
-        let globals = Vec::new();
-        self.modules.insert(
-            id,
-            ModuleObject { device, kind, options, code, body, loaded_at, unloaded_at: None, globals, whole },
-        )?;
+        let module = ModuleObject {
+            device,
+            kind,
+            options,
+            code,
+            body,
+            loaded_at,
+            unloaded_at: None,
+            globals: Vec::new(),
+            whole,
+            write_sets: ModuleWriteSets::of(given),
+        };
+        self.modules.insert(id, module)?;
         Ok(ModuleLoaded { status: CUDA_SUCCESS.0, log })
     }
 
@@ -200,6 +213,7 @@ impl Client {
             used: 0,
             at: if handle.is_some() { self.next_history() } else { 0 },
             settings: KernelSettings::default(),
+            write_set: OnceLock::new(),
         };
         self.functions.insert(id, function)?;
         Ok(FunctionFound { info })

@@ -1,6 +1,6 @@
 //! The program's objects, each with what a checkpoint must know to make it again.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rekindle_device::{
     Event, Function, Graph, GraphExec, GraphNode, KernelSettings, ModuleKind, Part, Stream,
@@ -8,7 +8,7 @@ use rekindle_device::{
 use rekindle_protocol::operation::Id;
 
 use super::events::DISABLE_TIMING;
-use super::{Bank, Body, Recipe};
+use super::{Bank, Body, KernelWriteSet, ModuleWriteSets, Recipe};
 use crate::code::LoadedCode;
 
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +78,7 @@ pub(crate) struct ModuleObject {
     pub globals: Vec<GlobalGiven>,
     /// Why it could not be taken apart, if that was tried.
     pub whole: Option<String>,
+    pub write_sets: ModuleWriteSets,
 }
 
 /// A global whose address the program asked for.
@@ -102,6 +103,7 @@ pub(crate) struct FunctionObject {
     /// How many operations the program had made when it was last launched.
     pub used: u64,
     pub settings: KernelSettings,
+    pub write_set: OnceLock<KernelWriteSet>,
 }
 
 /// A graph of the device, and its nodes by their numbers.

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CuResult};
 use rekindle_device::{
-    Device, Function, KernelSetting, KernelSettings, LoadError, Module, Piece, PreparedCode, Result,
+    Device, Function, FunctionInfo, KernelSetting, KernelSettings, LoadError, Module, Piece, PreparedCode,
+    Result,
 };
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,11 @@ impl Pieces {
     /// Those of an image, of which nothing is loaded.
     pub(crate) fn restored(globals: GlobalsBuffer, constants_told: bool) -> Pieces {
         Pieces { prepared: None, globals, constants_told, loaded: HashMap::new(), cut: HashMap::new() }
+    }
+
+    /// What its code says of a kernel, if it was taken apart here.
+    pub(super) fn info(&self, kernel: &str) -> Option<FunctionInfo> {
+        self.prepared.as_ref()?.info(kernel)
     }
 
     /// A piece as it was cut before.

@@ -62,8 +62,11 @@ impl Cut {
             ));
         }
         let why = if ahead.why.is_empty() { why.unwrap_or_default() } else { ahead.why.clone() };
-        let named =
-            if client.writes_unnamed { ", and it has changed memory that no argument named" } else { "" };
+        let named = if client.writes_unnamed {
+            ", and it has changed memory that no request was known to write to"
+        } else {
+            ""
+        };
         let why = why + named;
         let ahead_bytes = ahead.bytes;
         let taken = TransferReport {

@@ -41,7 +41,7 @@ pub(crate) enum Error {
     #[error("{0}")]
     Refused(String),
     #[error(
-        "the program wrote to memory that was being written to the image, by an address that no argument named"
+        "the program wrote to memory that was being written to the image, which no request of its was known to write to"
     )]
     Overwritten,
     #[error("the daemon went away")]

@@ -1,6 +1,7 @@
 //! The code of modules, and those in pieces as they were.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use rekindle_device::{Function, KernelSettings};
 use rekindle_store::Image;
@@ -9,7 +10,7 @@ use super::code_parts::{self, CodeParts};
 use super::error::{Error, Result, device};
 use super::kernels;
 use super::state::{CodeState, FunctionState, ModuleState, State};
-use crate::client::{Body, Client, FunctionObject, ModuleObject, Pieces};
+use crate::client::{Body, Client, FunctionObject, ModuleObject, ModuleWriteSets, Pieces};
 use crate::code::LoadedCode;
 
 /// The code of a module: what the image has, or a file that is the one it was.
@@ -47,6 +48,7 @@ pub(super) fn insert(client: &mut Client, row: &FunctionState, handle: Option<Fu
         used: 0,
         at: row.at,
         settings: settings(row),
+        write_set: OnceLock::new(),
     };
     client.functions.insert(row.id, function).map_err(device("number a kernel as before"))
 }
@@ -59,6 +61,7 @@ pub(super) fn in_pieces((state, row): (&State, &ModuleState), code: LoadedCode) 
         device: row.device,
         kind: row.kind,
         options: row.options.clone(),
+        write_sets: ModuleWriteSets::of(code.clone()),
         code,
         body: Body::Pieces(Pieces::restored(globals, told)),
         loaded_at: row.loaded_at,

@@ -22,7 +22,7 @@ pub(crate) struct TouchedMemory {
     pub ranges: Vec<Range<u64>>,
     /// Words that may be addresses.
     pub words: Vec<u64>,
-    /// Which of the ranges are certainly written.
+    /// What is certainly written; where only what is written was looked for, what may be.
     pub written: Vec<Range<u64>>,
 }
 
@@ -36,16 +36,30 @@ pub(crate) enum Needs {
     Memory(TouchedMemory),
 }
 
+/// What is looked for, and with what is known of the program.
+#[derive(Clone, Copy)]
+struct Search<'c> {
+    client: &'c Client,
+    /// Of kernels only the memory that they may write to.
+    only_written: bool,
+}
+
 /// What lies behind the operation of a record.
 pub(crate) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
+    look(Search { client, only_written: false }, opcode, body, trailer)
+}
+
+/// As [`needs`], without the words by which kernels only read; all ranges that may be written are among those that are.
+pub(super) fn needs_to_write(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
+    look(Search { client, only_written: true }, opcode, body, trailer)
+}
+
+fn look(search: Search<'_>, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
+    let client = search.client;
     let mut touched = TouchedMemory::default();
     let known = match opcode {
         LaunchKernel::OPCODE | LaunchKernelWith::OPCODE => {
-            touched.parameters(trailer);
-            launched(opcode, body).is_some_and(|function| {
-                touched.globals(client, function);
-                true
-            })
+            launched(opcode, body).is_some_and(|function| touched.kernel(search, function, trailer))
         }
         Copy::OPCODE => postcard::from_bytes::<Copy>(body).is_ok_and(|copy| {
             touched.copy(copy.to, copy.from, copy.bytes);
@@ -58,7 +72,7 @@ pub(crate) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -
         Upload::OPCODE => postcard::from_bytes::<Upload>(body)
             .is_ok_and(|upload| touched.write(upload.to, Some(upload.bytes))),
         GraphLaunch::OPCODE => postcard::from_bytes::<GraphLaunch>(body).is_ok_and(|launch| {
-            client.execs.get(launch.exec).is_ok_and(|exec| touched.recipe(client, &exec.recipe))
+            client.execs.get(launch.exec).is_ok_and(|exec| touched.recipe(search, &exec.recipe))
         }),
         FunctionGet::OPCODE
         | FunctionSet::OPCODE
@@ -109,9 +123,26 @@ impl TouchedMemory {
         self.words(bytes, ALIGNMENT);
     }
 
-    /// The globals of a kernel's module, where they are buffers: its arguments do not name them.
-    fn globals(&mut self, client: &Client, function: Id) {
-        self.ranges.extend(client.globals_of(function));
+    /// The words of a kernel's parameters, and the globals of its module where they are buffers: its arguments do not name them.
+    fn kernel(
+        &mut self,
+        Search { client, only_written }: Search<'_>,
+        function: Id,
+        parameters: &[u8],
+    ) -> bool {
+        let globals = client.globals_of(function);
+        self.written.extend(globals.clone().filter(|_| only_written));
+        self.ranges.extend(globals);
+        match only_written.then(|| client.written_parameters(function)).flatten() {
+            Some(written) => {
+                for Range { start, end } in written {
+                    let bytes = parameters.get(start / ALIGNMENT * ALIGNMENT..*end);
+                    self.parameters(bytes.unwrap_or(parameters));
+                }
+            }
+            None => self.parameters(parameters),
+        }
+        true
     }
 
     /// False where a range has no end, which makes what it is of unknown.
@@ -148,18 +179,14 @@ impl TouchedMemory {
     }
 
     /// False for a graph that does more than launches, copies and fills.
-    fn recipe(&mut self, client: &Client, recipe: &Recipe) -> bool {
+    fn recipe(&mut self, search: Search<'_>, recipe: &Recipe) -> bool {
         recipe.steps.iter().all(|step| match step {
-            GraphStep::Captured(recording) => recording.steps.iter().all(|step| self.step(client, step)),
-            GraphStep::Kernel { function, parameters, .. } => {
-                self.globals(client, *function);
-                self.parameters(parameters);
-                true
-            }
+            GraphStep::Captured(recording) => recording.steps.iter().all(|step| self.step(search, step)),
+            GraphStep::Kernel { function, parameters, .. } => self.kernel(search, *function, parameters),
             GraphStep::Copy { copy, .. } => self.strided(copy),
             GraphStep::Set { set, .. } => self.set(set),
             GraphStep::Empty { .. } => true,
-            GraphStep::Child { recipe, .. } => self.recipe(client, recipe),
+            GraphStep::Child { recipe, .. } => self.recipe(search, recipe),
             GraphStep::Action { action, .. } => {
                 matches!(action, NodeAction::Allocate { .. } | NodeAction::Free { .. })
             }
@@ -168,17 +195,13 @@ impl TouchedMemory {
         })
     }
 
-    fn step(&mut self, client: &Client, step: &Step) -> bool {
+    fn step(&mut self, search: Search<'_>, step: &Step) -> bool {
         match step {
-            Step::Launch { function, parameters, .. } => {
-                self.globals(client, *function);
-                self.parameters(parameters);
-                true
-            }
+            Step::Launch { function, parameters, .. } => self.kernel(search, *function, parameters),
             Step::Copy { to, from, bytes, .. } => self.copy(*to, *from, *bytes),
             Step::CopyStrided { copy, .. } => self.strided(copy),
             Step::Set { set, .. } => self.set(set),
-            Step::Graph { recipe, .. } => self.recipe(client, recipe),
+            Step::Graph { recipe, .. } => self.recipe(search, recipe),
             Step::Record { flags, .. } | Step::Wait { flags, .. } => flags & EXTERNAL == 0,
             Step::WaitValue { .. }
             | Step::WriteValue { .. }

@@ -1,13 +1,14 @@
 //! What memory a request of the program may change, as far as its words tell.
 //!
-//! Arguments of kernels do not say which memory is only read, so all that a kernel names counts. One that comes to memory by an
-//! address that lies in memory is not found here: whoever relies on this has to find out otherwise whether it was right.
-//! PARALLELGPUOS speculates so on arguments, and validates what it has guessed (section 5).
+//! Of a kernel counts what it names by parameters through which it may write, as far as its code or its name tell of these, and
+//! else all that it names ([`Client::written_parameters`]). One that comes to memory by an address that lies in memory, or writes
+//! to what its name calls constant, is not found here: whoever relies on this has to find out otherwise whether it was right.
+//! PARALLELGPUOS speculates so on arguments, and validates what it has guessed (sections 4.2 and 5).
 
 use rekindle_protocol::operation::*;
 use rekindle_ring::Record;
 
-use super::needs::{Needs, TouchedMemory, needs};
+use super::needs::{Needs, TouchedMemory, needs_to_write};
 use super::sharing::only_waits;
 use crate::client::Client;
 
@@ -42,14 +43,11 @@ pub(crate) fn writes(client: &Client, record: &Record<'_>) -> Writes {
         | HostCall::OPCODE => return Writes::Nothing,
         _ => {}
     }
-    match needs(client, opcode, body, trailer) {
+    match needs_to_write(client, opcode, body, trailer) {
         Needs::Look(_) => Writes::Nothing,
-        Needs::Memory(touched) => match opcode {
-            Copy::OPCODE | CopyStrided::OPCODE | SetMemory::OPCODE | Upload::OPCODE => {
-                Writes::These(TouchedMemory { ranges: touched.written, ..TouchedMemory::default() })
-            }
-            _ => Writes::These(touched),
-        },
+        Needs::Memory(TouchedMemory { words, written, .. }) => {
+            Writes::These(TouchedMemory { ranges: written, words, ..TouchedMemory::default() })
+        }
         Needs::All if only_waits(opcode) => Writes::Nothing,
         Needs::All => Writes::Anything,
     }

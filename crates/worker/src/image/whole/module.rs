@@ -9,7 +9,7 @@ use super::super::error::{Error, Result, device};
 use super::super::restore_code::{code, insert, settings};
 use super::super::save_memory;
 use super::super::state::{FunctionState, ModuleState, State, globals_part};
-use crate::client::{Body, Client, GlobalGiven, ModuleObject};
+use crate::client::{Body, Client, GlobalGiven, ModuleObject, ModuleWriteSets};
 
 /// Globals are filled through a block of this size.
 const BLOCK: usize = 2 << 20;
@@ -38,6 +38,7 @@ pub(super) fn load(
         device: row.device,
         kind: row.kind,
         options: row.options.clone(),
+        write_sets: ModuleWriteSets::of(code.clone()),
         code,
         loaded_at: row.loaded_at,
         unloaded_at: row.unloaded_at,
