@@ -159,7 +159,9 @@ def begun_without_a_copy(rekindle, options=()):
     return memory, checkpoint
 
 
-@pytest.mark.parametrize(("way", "options"), [("state", ()), ("kernel", ()), ("called", ()), ("move", ()), ("kernel", ("--share", "us")), ("state", ("--mend",))])
+@pytest.mark.parametrize(
+    ("way", "options"), [("state", ()), ("kernel", ()), ("called", ()), ("move", ()), ("kernel", ("--share", "us")), ("state", ("--mend",))]
+)
 def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way, options):
     with Rekindle(**HELD_GUARD) as rekindle:
         memory, checkpoint = begun_without_a_copy(rekindle, options)
@@ -216,6 +218,21 @@ def test_what_is_changed_by_a_kernel_that_was_not_known_to_is_seen_and_the_image
         assert "known" in taken["why"], taken
         memory.told("state 3")
         memory.restored()
+
+
+def test_what_was_written_before_an_image_is_begun_again_is_not_written_once_more():
+    with Rekindle(**HELD_GUARD) as rekindle:
+        memory, checkpoint = begun_without_a_copy(rekindle)
+        assert memory.told("tail 2") == "written"
+        memory.cut()
+        rekindle.let_go("guarded")
+        taken = memory_of(json.loads(checkpoint.end()))
+        assert taken["guarded_bytes"] == 0 < taken["still_bytes"], taken
+        assert taken["new_bytes"] < taken["bytes"] // 2, taken
+        memory.restored()
+        rekindle("kill", "restored")
+        rekindle("rmi", "image")
+        assert chunks(rekindle) == 0 and nothing_is_left(rekindle)
 
 
 def test_where_it_is_not_wanted_all_that_has_no_copy_is_written_in_the_stop():

@@ -6,6 +6,7 @@ weights SEED   writes the weights anew
 state N        writes N to all of the state
 kernel N       the same by a kernel that has its address as an argument
 hidden N       the same by a kernel that finds its address in memory
+tail N         the same, to the last chunk
 cast N         the same by a kernel whose name calls it constant, and whose code calls a function
 called N       the same by a kernel whose name says nothing, and whose code calls a function
 move N         the same by copies within the GPU
@@ -70,7 +71,7 @@ class Memory:
         self.table, self.states = int(call("cuMemAlloc", 2 * CHUNK)), Module(STATES)
         self.weights_bytes, self.state_bytes = weights, state
         self.weights_at, self.state_at = int(call("cuMemAlloc", weights)), int(call("cuMemAlloc", state))
-        self.seed, self.number, self.held, self.modules = 0, 0, [], {}
+        self.seed, self.number, self.tail_number, self.held, self.modules = 0, 0, None, [], {}
         call("cuMemsetD32", self.table + CHUNK, 0, CHUNK // 4)
         self.point()
         self.stop, self.wrong, self.passes = threading.Event(), 0, 0
@@ -88,20 +89,26 @@ class Memory:
 
     def state(self, number):
         """Each chunk its own, so that none is as another one."""
-        self.number = number
+        self.number, self.tail_number = number, None
         for chunk in range(self.state_bytes // CHUNK):
             call("cuMemsetD32", self.state_at + chunk * CHUNK, number << 8 | chunk, CHUNK // 4)
         call("cuCtxSynchronize")
         return "written"
 
     def point(self):
-        call("cuMemcpyHtoD", self.table, np.array([self.state_at], np.uint64).ctypes.data, 8)
+        call("cuMemcpyHtoD", self.table, np.array([self.state_at, self.state_at + self.state_bytes - CHUNK], np.uint64).ctypes.data, 16)
 
     def kernel(self, number):
         return self.launched(self.states.named, self.state_at, number)
 
     def hidden(self, number):
         return self.launched(self.states.found, self.table, number)
+
+    def tail(self, number):
+        self.tail_number = number
+        self.states.found(1, 128, self.table + 8, np.uint32(number))
+        call("cuCtxSynchronize")
+        return "written"
 
     def cast(self, number):
         return self.launched(self.states._Z4castPKjj, self.state_at, number)
@@ -110,7 +117,7 @@ class Memory:
         return self.launched(self.states.called, self.state_at, number)
 
     def launched(self, kernel, address, number):
-        self.number = number
+        self.number, self.tail_number = number, None
         kernel(self.state_bytes // CHUNK, 128, address, np.uint32(number))
         call("cuCtxSynchronize")
         return "written"
@@ -145,7 +152,7 @@ class Memory:
 
     def move(self, number):
         """Out of the second half of the table."""
-        self.number = number
+        self.number, self.tail_number = number, None
         for chunk in range(self.state_bytes // CHUNK):
             call("cuMemsetD32", self.table + CHUNK, number << 8 | chunk, CHUNK // 4)
             call("cuMemcpyDtoDAsync", self.state_at + chunk * CHUNK, self.table + CHUNK, CHUNK, 0)
@@ -154,7 +161,10 @@ class Memory:
 
     def is_state(self, number):
         found = self.read(self.state_at, self.state_bytes).reshape(-1, CHUNK // 4)
-        return bool((found == (number << 8 | np.arange(len(found), dtype=np.uint32))[:, None]).all())
+        expected = number << 8 | np.arange(len(found), dtype=np.uint32)
+        if self.tail_number is not None:
+            expected[-1] = self.tail_number << 8
+        return bool((found == expected[:, None]).all())
 
     def read(self, address, size):
         words = np.empty(size // 4, np.uint32)

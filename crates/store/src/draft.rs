@@ -68,6 +68,17 @@ impl Draft {
         }
     }
 
+    pub(crate) fn begin_again(given_up: Draft) -> Result<Draft> {
+        let name = given_up.manifest().name.clone();
+        let mut draft = Draft::begin(&given_up.layout, &given_up.disk, &name)?;
+        // In place of the empty directory. Whoever still writes to the draft that is given up fails. What cannot be had so is
+        // written again.
+        if draft.disk.rename(&given_up.path().join(CHUNKS), &draft.path().join(CHUNKS)).is_ok() {
+            draft.staging = Staging::new(draft.layout.clone(), draft.path(), draft.disk.clone())?;
+        }
+        Ok(draft)
+    }
+
     /// The directory of the image in the making; another process writes to it by
     /// [`Staging::open`].
     pub fn path(&self) -> &Path {

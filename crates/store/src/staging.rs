@@ -59,6 +59,8 @@ struct Inner {
     /// Tells the temporary files of this process from those of others.
     token: String,
     files: AtomicU64,
+    /// Chunks were there before this process came: others have written them, or they are of a draft that was given up.
+    has_others: bool,
     /// What this process has staged.
     staged: Mutex<HashMap<ContentHash, (Encoding, u64)>>,
 }
@@ -89,6 +91,7 @@ impl Staging {
             disk,
             token: crate::id::random()?,
             files: AtomicU64::new(0),
+            has_others: fs::read_dir(path.join(CHUNKS)).is_ok_and(|mut chunks| chunks.next().is_some()),
             staged: Mutex::default(),
         };
         Ok(Staging { inner: Arc::new(inner), prefix: "".into() })
@@ -333,13 +336,14 @@ impl Staging {
         Ok(chunk)
     }
 
-    /// Takes the chunk from the store, if it has it. A file of the wrong length is passed over:
+    /// Takes the chunk from the store, if it has it, or if it is in the image already. A file of the wrong length is passed over:
     /// the chunk is then written again and takes its place.
     pub(crate) fn reuse(&self, chunk: ChunkRef) -> Result<Option<ChunkRef>> {
         let (Some(kept), Some(staged)) = (self.inner.layout.chunk(&chunk), self.place(&chunk)) else {
             return Ok(None);
         };
-        if self.inner.disk.link(&kept, &staged)? == Linked::NoSource {
+        let is_staged = || self.inner.has_others && bounded::is_there(&staged);
+        if self.inner.disk.link(&kept, &staged)? == Linked::NoSource && !is_staged() {
             return Ok(None);
         }
         let stored = bounded::look(&staged).map_or(0, |found| found.len());

@@ -144,6 +144,12 @@ impl Store {
         Draft::begin(&self.layout, &self.disk, name)
     }
 
+    /// Begins the image once more of which a draft is given up. What chunks that one has are not written again: see
+    /// [`Staging`](crate::Staging). Those that the image is not made of go with the draft.
+    pub fn begin_again(&self, given_up: Draft) -> Result<Draft> {
+        Draft::begin_again(given_up)
+    }
+
     /// All images, by name.
     pub fn images(&self) -> Result<Vec<Summary>> {
         let mut found = Vec::new();

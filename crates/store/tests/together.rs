@@ -5,7 +5,7 @@ mod support;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use rekindle_store::{Error, PartKind, Staging, Store};
+use rekindle_store::{ContentHash, Error, PartKind, Staging, Store};
 use serde_json::Value;
 use support::{chunk_files, noise, store};
 
@@ -84,6 +84,56 @@ fn a_worker_outliving_its_draft_is_told() {
     assert!(worker.put(PartKind::GpuBuffer, "b", Value::Null, &noise(1, 9000)).is_err());
     assert!(matches!(Staging::open(&path), Err(Error::BadStore { .. })));
     assert!(!path.exists());
+}
+
+#[test]
+fn what_was_written_for_a_draft_that_is_given_up_is_not_written_again() {
+    let (root, store) = store();
+    let (kept, dropped) = (noise(1, 4 << 20), noise(2, 2 << 20));
+    let draft = store.begin("n").unwrap();
+    let worker = Staging::open(draft.path()).unwrap();
+    worker.put(PartKind::GpuBuffer, "b", Value::Null, &kept).unwrap();
+    worker.put(PartKind::GpuBuffer, "c", Value::Null, &dropped).unwrap();
+    let path = draft.path().to_path_buf();
+
+    let draft = store.begin_again(draft).unwrap();
+    assert!(!path.exists());
+    assert!(worker.put(PartKind::GpuBuffer, "d", Value::Null, &noise(3, 9000)).is_err());
+    let worker = Staging::open(draft.path()).unwrap();
+    let part = worker.part(PartKind::GpuBuffer, "b", Value::Null, kept.len() as u64).unwrap();
+    let size = part.chunk_bytes();
+    for (number, chunk) in kept.chunks(size as usize).enumerate() {
+        assert!(part.enter_known(number as u64 * size, ContentHash::of(chunk)).unwrap(), "{number}");
+    }
+    let other = worker.part(PartKind::GpuBuffer, "d", Value::Null, size).unwrap();
+    assert!(!other.enter_known(0, ContentHash::of(&noise(4, size as usize))).unwrap());
+    draft.adopt(vec![part.finish().unwrap()]).unwrap();
+    draft.commit().unwrap();
+    assert!(store.verify("n", &|_, _| {}).unwrap().is_sound());
+
+    // Nothing is left of the rest.
+    store.remove("n").unwrap();
+    store.collect().unwrap();
+    assert!(chunk_files(root.path()).is_empty());
+    assert_eq!(root.path().join("store/staging").read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn a_chunk_that_was_cut_short_is_written_again() {
+    let (_root, store) = store();
+    let draft = store.begin("n").unwrap();
+    let data = noise(1, 2 << 20);
+    let part =
+        Staging::open(draft.path()).unwrap().put(PartKind::GpuBuffer, "b", Value::Null, &data).unwrap();
+    let chunk = draft.path().join("chunks").read_dir().unwrap().next().unwrap().unwrap().path();
+    std::fs::File::options().write(true).open(chunk).unwrap().set_len(5).unwrap();
+    let draft = store.begin_again(draft).unwrap();
+    let again =
+        Staging::open(draft.path()).unwrap().put(PartKind::GpuBuffer, "b", Value::Null, &data).unwrap();
+    assert_eq!(part.chunks, again.chunks);
+    draft.adopt(vec![again]).unwrap();
+    draft.commit().unwrap();
+    assert!(store.verify("n", &|_, _| {}).unwrap().is_sound());
 }
 
 #[test]

@@ -142,7 +142,8 @@ pub(super) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    pub(super) fn make(&self, draft: Draft) -> Result<AttemptReport> {
+    /// What fails leaves the draft where it is.
+    pub(super) fn make(&self, draft: &Mutex<Option<Draft>>) -> Result<AttemptReport> {
         self.step("checkpoint-begun")?;
         self.take(draft).inspect_err(|_| self.give_up_drain())
     }
@@ -191,7 +192,8 @@ impl<'a> Attempt<'a> {
         self.timeline.time("quiesce", || Standstill::begin(sandbox, workers, self.contents())).map(Some)
     }
 
-    fn take(&self, draft: Draft) -> Result<AttemptReport> {
+    /// The draft stays where it is until it is committed: the worker writes to it until its thread has ended.
+    fn take(&self, draft: &Mutex<Option<Draft>>) -> Result<AttemptReport> {
         // All are on the same GPUs.
         let status = self.workers().first().map(|worker| worker.status()).transpose()?;
         let scratch = Scratch::make(self.daemon.paths.dumps().join(&self.subject.id))?;
@@ -201,7 +203,10 @@ impl<'a> Attempt<'a> {
         spec.steps_told = log::log_enabled!(log::Level::Debug);
         let program = self.daemon.pool.program.clone().into_os_string();
         spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
-        let (pre_copy, prepared) = self.get_ready(&draft, &scratch.path, &mut spec)?;
+        let (pre_copy, prepared) = {
+            let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
+            self.get_ready(draft.as_ref().ok_or(ImageError::NoDraft)?, &scratch.path, &mut spec)?
+        };
         self.await_moment();
         let stood_at = Instant::now();
         let mut standing = self.quiesce()?;
@@ -226,12 +231,10 @@ impl<'a> Attempt<'a> {
             Gpu::None | Gpu::Workers { .. } => (prepared, None),
         };
         self.step("detached")?;
-        // Stays here until it is committed: the worker writes to it until its thread has ended.
-        let draft = Mutex::new(Some(draft));
         let quiesced =
             QuiescedGpu { standing: standing.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
         let pause = self.published.map(network::SandboxNetwork::pause);
-        self.dump(&draft, &spec, prepared, (pages, pre_copy.as_ref()), &quiesced)?;
+        self.dump(draft, &spec, prepared, (pages, pre_copy.as_ref()), &quiesced)?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
         let gpu_processes = quiesced.clients().count() + driven + self.amd.len();
         match hold {
@@ -256,16 +259,16 @@ impl<'a> Attempt<'a> {
                 let drained = scope.spawn(|| {
                     self.await_copy(followed)?;
                     self.let_catch_up(GPU, stopped, self.last_cut.and_then(LastCut::new_bytes));
-                    self.drain(&draft)
+                    self.drain(draft)
                 });
                 let taken = giving_way(BESIDE_A_PROGRAM, || {
                     self.let_catch_up(PAGES, stopped, self.copied_bytes());
-                    self.take_cpu(&draft, &scratch.path)
+                    self.take_cpu(draft, &scratch.path)
                 });
                 (drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), taken)
             });
             drained.and(taken)?;
-            giving_way(BESIDE_A_PROGRAM, || self.seal(&draft))?;
+            giving_way(BESIDE_A_PROGRAM, || self.seal(draft))?;
         }
         self.keep_last(stood_at, pre_copy);
         fault::point("committed")?;

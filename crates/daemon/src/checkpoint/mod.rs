@@ -19,7 +19,7 @@ mod pre_copy;
 mod ready;
 mod scratch;
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rekindle_protocol::daemon::{Limits, Mode, Operation, Report, State};
@@ -106,14 +106,18 @@ pub fn checkpoint(
     let _claim = daemon.claims.take(cpu.pids().into_values())?;
     let members = Members::living("checkpointed", cpu.pids().into_values());
     let explain = |error| members.explain(operation.explain(error));
-    let mut tries = 0;
+    let (mut tries, mut given_up) = (0, None);
     let (attempt, taken) = loop {
         let visitors = sandbox.admission().map_or(0, AdmissionSocket::settle);
         let attempt = attempt(daemon, sandbox, cpu, request, &timeline, reply).map_err(explain)?;
         // One that does not begin leaves no trace.
-        let draft = daemon.store.begin(request.to)?;
+        let draft = match given_up.take() {
+            Some(draft) => daemon.store.begin_again(draft)?,
+            None => daemon.store.begin(request.to)?,
+        };
         client_library::keep_with(&draft, &sandbox.run_directory)?;
-        let taken = attempt.make(draft);
+        let draft = Mutex::new(Some(draft));
+        let taken = attempt.make(&draft);
         tries += 1;
         match &taken {
             // CRIU cannot take a connection to the admission socket.
@@ -132,6 +136,7 @@ pub fn checkpoint(
             _ => break (attempt, taken),
         }
         timeline.begin_again();
+        given_up = draft.into_inner().unwrap_or_else(PoisonError::into_inner);
     };
     let taken = taken.map_err(|error| match attempt.made.get() {
         // What failed after that did not fail because the program ended, as it may have been asked to.
@@ -286,7 +291,8 @@ pub fn checkpoint_pid(
         published: None,
         reply,
     };
-    let taken = attempt.make(daemon.store.begin(request.to)?).map_err(|error| {
+    let draft = Mutex::new(Some(daemon.store.begin(request.to)?));
+    let taken = attempt.make(&draft).map_err(|error| {
         // As of a sandbox's program.
         if attempt.made.get().is_some() {
             return error;
