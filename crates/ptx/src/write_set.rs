@@ -12,7 +12,8 @@
 //! ```
 //!
 //! What a kernel itself has stored in local or shared memory is followed there, as one. An address that lies in memory when the
-//! kernel begins is not. A kernel that calls functions, or has an instruction that is not known here, is not told of.
+//! kernel begins is not. A kernel that calls functions, or has an instruction that is not known here, is not told of, nor one whose
+//! instructions stand in an order in which this would take long.
 //! PARALLELGPUOS knows the data flow of kernels that libraries come with, and speculates on that of others (section 4.2).
 
 mod effect;
@@ -25,6 +26,8 @@ use effect::{Access, Effect, effect};
 
 /// Parameters of a kernel that are followed.
 const MOST_PARAMETERS: usize = u128::BITS as usize;
+/// How often a kernel's instructions are gone through. As compilers order them, loops take a few.
+const MOST_PASSES: usize = 64;
 /// Functions of the driver's that write to nothing of the program's.
 const HARMLESS: [&str; 2] = ["vprintf", "__assertfail"];
 
@@ -47,10 +50,8 @@ fn write_set(ast: &Ast, kernel: &Function) -> Option<Vec<bool>> {
     }
     let mut effects = Vec::new();
     flow.read(ast, body, &mut effects)?;
-    let mut changed = true;
-    while std::mem::take(&mut changed) {
-        effects.iter().for_each(|effect| changed |= flow.apply(effect));
-    }
+    let mut pass = |_| !effects.iter().fold(false, |changed, effect| changed | flow.apply(effect));
+    (0..MOST_PASSES).any(&mut pass).then_some(())?;
     Some((0..kernel.parameters.len()).map(|number| flow.written >> number & 1 == 1).collect())
 }
 

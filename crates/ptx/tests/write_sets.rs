@@ -112,6 +112,15 @@ fn what_is_not_known_is_not_told_of() {
     assert_eq!(kernel("call.uni (%r0), %rd4, (%rd0), proto;"), None);
     assert_eq!(kernel("invented.global.u32 [%rd0], 1;"), None);
     assert_eq!(kernel("{ .param .b32 r; call.uni (r), vprintf, (%rd0, %rd1); }").unwrap(), "----");
+    // Each pass gets one instruction further.
+    let backward = |count: usize| {
+        let moves = (5..5 + count).rev().map(|at| format!("mov.u64 %rd{}, %rd{at};", at + 1));
+        let turns: String =
+            moves.chain([format!("mov.u64 %rd5, %rd1; st.u32 [%rd{}], 1;", 5 + count)]).collect();
+        kernel(&turns)
+    };
+    assert_eq!(backward(40).unwrap(), "-w--");
+    assert_eq!(backward(90), None);
     let many: Vec<_> = (0..129).map(|number| format!(".param .u64 p{number}")).collect();
     let text = |count: usize| {
         format!(".version 9.0\n.target sm_90\n.visible .entry k({}) {{ ret; }}", many[..count].join(","))
