@@ -105,13 +105,22 @@ def test_only_what_nobody_can_use_is_left_out(library, kind, left):
         assert blocks.restored() == left
 
 
-@pytest.mark.parametrize("kind", ["fails", "late", "asks", "keeps"])
+@pytest.mark.parametrize("kind", ["fails", "late", "keeps"])
 def test_an_image_is_whole_where_nobody_tells_for_certain(library, kind):
     with Rekindle(**CHECKED) as rekindle:
         blocks = Blocks(rekindle, library, kind)
         assert blocks.imaged()["unused_bytes"] == 0
         assert blocks.check() == OWN
         assert blocks.restored() == OWN
+
+
+def test_a_thread_that_makes_requests_all_the_time_has_images_as_they_should_be(library):
+    """Whether it is quiet for long enough, nobody knows."""
+    with Rekindle(**CHECKED) as rekindle:
+        blocks = Blocks(rekindle, library, "asks")
+        unused = blocks.imaged()["unused_bytes"]
+        assert blocks.check() == OWN
+        assert (unused, blocks.restored()) in ((0, OWN), (UNUSED, WITHOUT))
 
 
 def test_programs_may_have_their_images_whole(library):

@@ -10,7 +10,7 @@ use rekindle_protocol::client::{CLIENT_VERSION, Quiesced, ToClient, ToWorker};
 use rekindle_protocol::frame;
 
 use crate::session::Session;
-use crate::unused::Unused;
+use crate::unused::{self, Unused};
 use crate::{first_pages, genuine, host_call, quiesce, thread_slot};
 
 /// How often a closing barrier is looked at.
@@ -107,6 +107,7 @@ fn serve(session: &'static Session) {
                 genuine::attach_after(genuine::UNUSED);
             }
             ToClient::Kept => genuine::set_attached(true),
+            ToClient::TellUnused => unused::tell(session),
         }
     };
     session.worker_died(&why);

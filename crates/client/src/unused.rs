@@ -15,7 +15,7 @@ use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::UnusedRange;
+use rekindle_protocol::client::{ToWorker, UnusedRange};
 
 use crate::python::{Held, Python};
 use crate::session::Session;
@@ -29,25 +29,33 @@ const LOOK: Duration = Duration::from_micros(50);
 /// torch's allocator is in this library.
 const ALLOCATOR: &CStr = c"libc10_cuda.so";
 
-/// Addresses and lengths in bytes, eight bytes each. Blocks in pools of their own are left out: a graph that was captured with
-/// them may read there. `torch.cuda.memory_snapshot` makes no CUDA call.
+/// Addresses and lengths in bytes, eight bytes each, of what is free and as long as a chunk of an image at least: a long answer
+/// would have the program's memory grow in the stop. Blocks in pools of their own are left out: a graph that was captured with
+/// them may read there. `torch.cuda.memory_snapshot` makes no CUDA call, and nothing is loaded that is not.
 const SCRIPT: &CStr = cr#"
 import sys
-from array import array
-found = array("Q")
-cuda = getattr(sys.modules.get("torch"), "cuda", None)
-if cuda is not None and cuda.is_initialized():
-    for segment in cuda.memory_snapshot():
-        if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
-            continue
-        address = segment["address"]
-        for block in segment["blocks"]:
-            if block["state"] == "inactive":
-                found.extend((address, block["size"]))
-            address += block["size"]
-found = found.tobytes()
-"#;
 
+def free_blocks(segment):
+    if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+        return
+    begin = end = segment["address"]
+    for block in segment["blocks"]:
+        if block["state"] != "inactive":
+            yield begin, end - begin
+            begin = end + block["size"]
+        end += block["size"]
+    yield begin, end - begin
+
+def long_ones():
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        for segment in cuda.memory_snapshot():
+            for address, size in free_blocks(segment):
+                if size >= 2 << 20:
+                    yield address.to_bytes(8, "little") + size.to_bytes(8, "little")
+
+found = b"".join(long_ones())
+"#;
 /// What was unused when the barrier closed.
 #[derive(Default)]
 pub struct Unused {
@@ -74,7 +82,8 @@ enum State {
 
 struct Question {
     session: &'static Session,
-    answer: Arc<Answer>,
+    /// Who waits with the barrier open; the worker is told if nobody does.
+    answer: Option<Arc<Answer>>,
 }
 
 impl Unused {
@@ -91,6 +100,15 @@ impl Unused {
     }
 }
 
+/// Tells the worker what is unused while the program runs. The question has the program's memory grow by as much as it needs the
+/// next time, when that would be part of a stop.
+pub fn tell(session: &'static Session) {
+    let asked = has_allocator() && start(Box::new(Question { session, answer: None })).is_ok();
+    if !asked {
+        let _ = session.send(&ToWorker::Unused(Vec::new()));
+    }
+}
+
 fn has_allocator() -> bool {
     // SAFETY: the name is a string, and nothing is loaded that is not.
     let library = unsafe { libc::dlopen(ALLOCATOR.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
@@ -104,8 +122,8 @@ fn has_allocator() -> bool {
 
 fn ask(session: &'static Session) -> Option<Unused> {
     let answer = Arc::new(Answer::default());
-    start(Box::new(Question { session, answer: answer.clone() })).ok()?;
-    let state = answer.state.lock().unwrap_or_else(PoisonError::into_inner);
+    start(Box::new(Question { session, answer: Some(answer.clone()) })).ok()?;
+    let state = answer.state();
     let is_open = |state: &mut State| matches!(state, State::Asked);
     let waited = answer.changed.wait_timeout_while(state, LIMIT, is_open);
     let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -144,34 +162,37 @@ fn start(question: Box<Question>) -> io::Result<()> {
 extern "C-unwind" fn run(question: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: `start` has given it to this thread.
     let question = unsafe { &*question.cast::<Question>() };
-    if let Some(python) = Python::find() {
-        let held = python.hold();
-        let unused = question.look(&held);
-        question.answer(unused);
-    } else {
-        question.answer(None);
+    match Python::find() {
+        Some(python) => question.ask(Some(&python.hold())),
+        None => question.ask(None),
     }
+    // What the interpreter had for this thread is given back by now.
+    question.answer.iter().for_each(|answer| answer.changed.notify_all());
     // SAFETY: it came out of a box, and nobody else has it.
     drop(unsafe { Box::from_raw(ptr::from_ref(question).cast_mut()) });
     ptr::null_mut()
 }
 
 impl Question {
-    /// The interpreter is ours.
-    fn look(&self, held: &Held<'_>) -> Option<Unused> {
-        let requests = self.quiet()?;
-        let ranges = held.run(SCRIPT)?;
-        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or_default();
-        let range = |row: &[u8]| UnusedRange { address: word(&row[..8]), bytes: word(&row[8..]) };
-        Some(Unused { ranges: ranges.chunks_exact(16).map(range).collect(), requests })
+    /// The interpreter is ours, if there is one.
+    fn ask(&self, held: Option<&Held<'_>>) {
+        let Some(answer) = &self.answer else {
+            let _ = self.session.send(&ToWorker::Unused(held.and_then(free_blocks).unwrap_or_default()));
+            return;
+        };
+        let look = |held| {
+            let requests = self.quiet(answer)?;
+            Some(Unused { ranges: free_blocks(held)?, requests })
+        };
+        answer.give(held.and_then(look));
     }
 
     /// How many requests there were when there were no more; none if there are all the time.
-    fn quiet(&self) -> Option<u64> {
+    fn quiet(&self, answer: &Answer) -> Option<u64> {
         let mut requests = self.session.board.tickets();
         let mut since = Instant::now();
         while since.elapsed() < QUIET {
-            if matches!(*self.state(), State::Over) {
+            if matches!(*answer.state(), State::Over) {
                 return None;
             }
             std::thread::sleep(LOOK);
@@ -182,20 +203,28 @@ impl Question {
         }
         Some(requests)
     }
+}
 
+impl Answer {
     /// With the interpreter still ours the barrier is closed, if somebody waits for that.
-    fn answer(&self, unused: Option<Unused>) {
+    fn give(&self, unused: Option<Unused>) {
         let mut state = self.state();
         if matches!(*state, State::Asked) {
             if unused.is_some() {
                 quiesce::close();
             }
             *state = State::Answered(unused);
-            self.answer.changed.notify_all();
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.answer.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn free_blocks(held: &Held<'_>) -> Option<Vec<UnusedRange>> {
+    let rows = held.run(SCRIPT)?;
+    let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or_default();
+    let range = |row: &[u8]| UnusedRange { address: word(&row[..8]), bytes: word(&row[8..]) };
+    Some(rows.chunks_exact(16).map(range).collect())
 }

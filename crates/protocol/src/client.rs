@@ -37,6 +37,8 @@ pub const CLIENT_VERSION: u32 = 9;
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
 /// The first that knows [`ToClient::Release`].
 pub const RELEASING_CLIENT_VERSION: u32 = 5;
+/// The first that knows [`ToClient::TellUnused`].
+pub const TELLING_CLIENT_VERSION: u32 = 9;
 
 /// Whether a worker of this build serves a client of that [`CLIENT_VERSION`].
 pub fn is_served(version: u32) -> bool {
@@ -118,6 +120,8 @@ pub enum ToWorker {
     /// The answer to `Release`: whether the driver half of this process is attached, and nobody uses it any more without
     /// `Attach`.
     Released(bool),
+    /// The answer to `TellUnused`; by now it may be used.
+    Unused(Vec<UnusedRange>),
 }
 
 /// A file of the run directory: which pages a restored program will touch first, one [`TouchedRange`] after the other.
@@ -226,4 +230,6 @@ pub enum ToClient {
     Release,
     /// After `Released(true)`: it could not be, and is attached.
     Kept,
+    /// Say which memory is unused now, while the program runs.
+    TellUnused,
 }

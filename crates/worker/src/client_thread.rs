@@ -79,6 +79,7 @@ impl ClientThread {
             ToWorker::Resumed => self.link.answered(Answer::Resumed),
             ToWorker::Attach => self.attach(),
             ToWorker::Released(released) => self.released(released),
+            ToWorker::Unused(ranges) => self.link.answered(Answer::Unused(ranges)),
         }
     }
 

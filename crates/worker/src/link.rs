@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::{Quiesced, ToClient};
+use rekindle_protocol::client::{Quiesced, ToClient, UnusedRange};
 use rekindle_protocol::frame;
 use serde::Serialize;
 
@@ -66,6 +66,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) enum Answer {
     Quiesced(Quiesced),
+    Unused(Vec<UnusedRange>),
     Busy(String),
     Resumed,
     /// Whether the driver half was detached.

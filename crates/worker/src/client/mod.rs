@@ -115,7 +115,7 @@ pub(crate) struct Client {
     pub version: u32,
     /// What was on its way to threads of the program when it came to its stop.
     pub uncollected: Vec<Uncollected>,
-    /// Memory whose contents nobody will read, while the program stands still; and what that was the last time.
+    /// Memory whose contents nobody will read, while the program stands still; and what that was when it was asked before.
     pub unused: Unused,
     pub unused_before: Unused,
     /// The program's standard output, once it is known which process it is.

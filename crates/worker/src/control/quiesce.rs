@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, ToClient};
+use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, TELLING_CLIENT_VERSION, ToClient};
 use rekindle_protocol::tuning;
 use rekindle_protocol::worker::{Contents, WorkWait};
 
@@ -19,6 +19,8 @@ const RESUME_LIMIT: Duration = Duration::from_secs(10);
 const STAND_LIMIT: Duration = Duration::from_secs(30);
 /// A wait for the GPU that took less is none.
 const WAIT: Duration = Duration::from_millis(1);
+/// How long a client may take to say what is unused. An estimate is not worth more.
+const TELL_LIMIT: Duration = Duration::from_millis(100);
 /// What the client is given beyond the limit that it was told, to answer that it could not keep it.
 const ANSWER_SLACK: Duration = Duration::from_secs(1);
 
@@ -122,6 +124,7 @@ impl Control {
     pub(super) fn release(&mut self, processes: &[(i32, i32)], limit_ms: u32) -> Result<bool, ControlError> {
         let (seen, version) =
             self.remote.ask(|dispatcher| (dispatcher.client.seen(), dispatcher.client.version))?;
+        self.expect_unused(version);
         let pid = processes.iter().find(|(inside, _)| *inside == seen).map(|(_, pid)| *pid);
         let Some(pid) = pid.filter(|_| version >= RELEASING_CLIENT_VERSION) else { return Ok(false) };
         self.remote.run(move |dispatcher| dispatcher.client.pid = pid);
@@ -131,6 +134,20 @@ impl Control {
             _ => None,
         });
         Ok(answer??)
+    }
+
+    /// Learns which memory an image is likely not to have.
+    fn expect_unused(&self, version: u32) {
+        if version < TELLING_CLIENT_VERSION || tuning::is(tuning::UNUSED, "keep") {
+            return;
+        }
+        let told = self.link.ask(&ToClient::TellUnused, TELL_LIMIT, |answer| match answer {
+            Answer::Unused(ranges) => Some(ranges),
+            _ => None,
+        });
+        if let Ok(ranges) = told {
+            self.remote.run(move |dispatcher| dispatcher.client.unused_before = Unused::new(ranges));
+        }
     }
 
     pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<(), ControlError> {

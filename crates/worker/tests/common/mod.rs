@@ -285,6 +285,7 @@ fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
                 frame::send(socket, &ToWorker::Resumed, &[]).unwrap();
             }
             ToClient::Release => frame::send(socket, &ToWorker::Released(false), &[]).unwrap(),
+            ToClient::TellUnused => frame::send(socket, &ToWorker::Unused(Vec::new()), &[]).unwrap(),
             ToClient::Sleep | ToClient::Attached { .. } | ToClient::Kept => {}
         }
     }
