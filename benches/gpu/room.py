@@ -16,7 +16,13 @@ from programs import Native, python_program, wait_for
 from rekindle import Rekindle
 
 AHEAD, AT_ONCE = "ahead", "at once"
-WAYS = {AHEAD: {}, AT_ONCE: {"REKINDLE_TUNING": "gpu.guard=off"}, "still": {"REKINDLE_TUNING": "gpu.shadow=off"}}
+# What torch has free would make room enough.
+KEPT = "gpu.unused=keep"
+WAYS = {
+    AHEAD: {"REKINDLE_TUNING": KEPT},
+    AT_ONCE: {"REKINDLE_TUNING": f"{KEPT},gpu.guard=off"},
+    "still": {"REKINDLE_TUNING": f"{KEPT},gpu.shadow=off"},
+}
 SERVED, TRAINED = "llm", "gpt2-train"
 # It needs a GPU of 140 GB.
 LARGE, LARGE_NEEDS = "llm-120", 140e9

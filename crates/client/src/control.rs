@@ -13,6 +13,8 @@ use crate::session::Session;
 use crate::unused::{self, Unused};
 use crate::{first_pages, genuine, host_call, quiesce, thread_slot};
 
+/// So much this thread allocates once, and has it for what it says in a stop: memory that grows then is not as CRIU knows it.
+const HEAP: usize = 96 << 10;
 /// How often a closing barrier is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -57,6 +59,7 @@ fn without<T>(but_for: &[libc::c_int], body: impl FnOnce() -> T) -> T {
 }
 
 fn serve(session: &'static Session) {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(HEAP)));
     let mut closing: Option<(Instant, Unused)> = None;
     let why = loop {
         if let Some((deadline, unused)) = &closing

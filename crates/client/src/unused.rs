@@ -9,6 +9,7 @@
 //! So what is free while no thread runs Python code stays without contents until the next request. If there was none between
 //! the question and the closed barrier, the answer is true of the moment that an image is taken of.
 
+use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::io;
 use std::ptr;
@@ -56,6 +57,9 @@ def long_ones():
 
 found = b"".join(long_ones())
 "#;
+static QUESTIONS: Mutex<VecDeque<Question>> = Mutex::new(VecDeque::new());
+static ASKED: Condvar = Condvar::new();
+
 /// What was unused when the barrier closed.
 #[derive(Default)]
 pub struct Unused {
@@ -103,7 +107,7 @@ impl Unused {
 /// Tells the worker what is unused while the program runs. The question has the program's memory grow by as much as it needs the
 /// next time, when that would be part of a stop.
 pub fn tell(session: &'static Session) {
-    let asked = has_allocator() && start(Box::new(Question { session, answer: None })).is_ok();
+    let asked = has_allocator() && put(Question { session, answer: None }).is_ok();
     if !asked {
         let _ = session.send(&ToWorker::Unused(Vec::new()));
     }
@@ -122,7 +126,7 @@ fn has_allocator() -> bool {
 
 fn ask(session: &'static Session) -> Option<Unused> {
     let answer = Arc::new(Answer::default());
-    start(Box::new(Question { session, answer: Some(answer.clone()) })).ok()?;
+    put(Question { session, answer: Some(answer.clone()) }).ok()?;
     let state = answer.state();
     let is_open = |state: &mut State| matches!(state, State::Asked);
     let waited = answer.changed.wait_timeout_while(state, LIMIT, is_open);
@@ -133,11 +137,23 @@ fn ask(session: &'static Session) -> Option<Unused> {
     }
 }
 
-/// On a thread of its own, which may wait for the interpreter for as long as the program keeps it. It is the C library's
-/// thread: an interpreter that ends may end it.
-fn start(question: Box<Question>) -> io::Result<()> {
+/// Has the thread for it see to a question, on which it may wait for the interpreter for as long as the program keeps it. The thread
+/// stays: a new one in each stop would have a new stack and new room for what it allocates, and CRIU would know the program's
+/// memory no more. It is the C library's thread: an interpreter that ends may end it.
+fn put(question: Question) -> io::Result<()> {
+    static STARTED: Mutex<bool> = Mutex::new(false);
+    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*started {
+        start()?;
+        *started = true;
+    }
+    QUESTIONS.lock().unwrap_or_else(PoisonError::into_inner).push_back(question);
+    ASKED.notify_one();
+    Ok(())
+}
+
+fn start() -> io::Result<()> {
     let mut thread = 0;
-    let question = Box::into_raw(question);
     // SAFETY: the two types differ in that a thread may be ended inside of it, which the C library's may.
     let run = unsafe {
         std::mem::transmute::<
@@ -146,12 +162,10 @@ fn start(question: Box<Question>) -> io::Result<()> {
         >(run as extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void)
     };
     let made = control::without_signals(|| {
-        // SAFETY: `thread` is a valid place; the question is given to the thread.
-        unsafe { libc::pthread_create(&mut thread, ptr::null(), run, question.cast()) }
+        // SAFETY: `thread` is a valid place, and the function takes nothing.
+        unsafe { libc::pthread_create(&mut thread, ptr::null(), run, ptr::null_mut()) }
     });
     if made != 0 {
-        // SAFETY: no thread has it.
-        drop(unsafe { Box::from_raw(question) });
         return Err(io::Error::from_raw_os_error(made));
     }
     // SAFETY: the thread was made above, and nobody waits for its end.
@@ -159,18 +173,31 @@ fn start(question: Box<Question>) -> io::Result<()> {
     Ok(())
 }
 
-extern "C-unwind" fn run(question: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: `start` has given it to this thread.
-    let question = unsafe { &*question.cast::<Question>() };
-    match Python::find() {
-        Some(python) => question.ask(Some(&python.hold())),
-        None => question.ask(None),
+/// Nothing of this may be in need of being dropped while the interpreter is waited for.
+extern "C-unwind" fn run(_nothing: *mut libc::c_void) -> *mut libc::c_void {
+    loop {
+        let question = Box::into_raw(Box::new(next()));
+        // SAFETY: it was made above, and is let go of below.
+        let asked = unsafe { &*question };
+        match Python::find() {
+            Some(python) => asked.ask(Some(&python.hold())),
+            None => asked.ask(None),
+        }
+        // What the interpreter had for this thread is given back by now.
+        asked.answer.iter().for_each(|answer| answer.changed.notify_all());
+        // SAFETY: nobody else has it.
+        drop(unsafe { Box::from_raw(question) });
     }
-    // What the interpreter had for this thread is given back by now.
-    question.answer.iter().for_each(|answer| answer.changed.notify_all());
-    // SAFETY: it came out of a box, and nobody else has it.
-    drop(unsafe { Box::from_raw(ptr::from_ref(question).cast_mut()) });
-    ptr::null_mut()
+}
+
+fn next() -> Question {
+    let mut questions = QUESTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        if let Some(question) = questions.pop_front() {
+            return question;
+        }
+        questions = ASKED.wait(questions).unwrap_or_else(PoisonError::into_inner);
+    }
 }
 
 impl Question {
