@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_millis(100);
 const QUIET: Duration = Duration::from_micros(200);
 const LOOK: Duration = Duration::from_micros(50);
 /// torch's allocator is in this library.
-const ALLOCATOR: &CStr = c"libc10_cuda.so";
+const ALLOCATOR: &[u8] = b"/libc10_cuda.so";
 
 /// Addresses and lengths in bytes, eight bytes each, of what is free and as long as a chunk of an image at least: a long answer
 /// would have the program's memory grow in the stop. Blocks in pools of their own are left out: a graph that was captured with
@@ -113,15 +113,25 @@ pub fn tell(session: &'static Session) {
     }
 }
 
+/// Whether it is loaded. That is not asked of the dynamic loader, which may be busy for as long as some thread loads a library.
 fn has_allocator() -> bool {
-    // SAFETY: the name is a string, and nothing is loaded that is not.
-    let library = unsafe { libc::dlopen(ALLOCATOR.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-    if library.is_null() {
-        return false;
+    // SAFETY: the function is called with descriptions of libraries, and null, until it returns something else than zero.
+    unsafe { libc::dl_iterate_phdr(Some(is_allocator), ptr::null_mut()) != 0 }
+}
+
+extern "C" fn is_allocator(
+    library: *mut libc::dl_phdr_info,
+    _size: libc::size_t,
+    _nothing: *mut libc::c_void,
+) -> libc::c_int {
+    // SAFETY: the loader gives a description, which is there for as long as this runs.
+    let name = unsafe { (*library).dlpi_name };
+    if name.is_null() {
+        return 0;
     }
-    // SAFETY: the handle is that of above; it is counted.
-    unsafe { libc::dlclose(library) };
-    true
+    // SAFETY: as above; names are strings.
+    let name = unsafe { CStr::from_ptr(name) };
+    name.to_bytes().ends_with(ALLOCATOR).into()
 }
 
 fn ask(session: &'static Session) -> Option<Unused> {
