@@ -107,7 +107,7 @@ def test_only_what_nobody_can_use_is_left_out(library, kind, left):
         assert blocks.restored() == left
 
 
-@pytest.mark.parametrize("kind", ["fails", "late", "keeps"])
+@pytest.mark.parametrize("kind", ["recorded", "fails", "late", "keeps"])
 def test_an_image_is_whole_where_nobody_tells_for_certain(library, kind):
     with Rekindle(**CHECKED) as rekindle:
         blocks = Blocks(rekindle, library, kind)

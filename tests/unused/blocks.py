@@ -4,8 +4,8 @@ It has 16 MB in one segment, each chunk of 2 MB full of its own number, of which
 line of the file COMMANDS: `check` prints what chunks hold, `own`, `zeros` or another number. BYTES is what it has beside that.
 
 Kinds: `plain`; `pool`, where the segment is a pool's own; `mapped`, where the program maps the memory itself; `twice`, where that is
-mapped at another address too; `fails`, where nobody is told; `late`, where telling makes a request; `asks`, where a thread makes
-requests all the time; `keeps`, where one does not let go of the interpreter.
+mapped at another address too; `recorded`, where torch records who allocates; `fails`, where nobody is told; `late`, where telling makes
+a request; `asks`, where a thread makes requests all the time; `keeps`, where one does not let go of the interpreter.
 """
 
 import ctypes
@@ -75,6 +75,7 @@ def main():
     call("cuCtxSynchronize")
     torch.segments = [segment(address, (0, 1) if kind == "pool" else (0, 0))]
     stop = ctypes.c_int(0)
+    torch.recorded = kind == "recorded"
     if kind == "fails":
         torch.segments = RuntimeError("nobody is told")
     if kind == "late":

@@ -32,7 +32,7 @@ const ALLOCATOR: &[u8] = b"/libc10_cuda.so";
 
 /// Addresses and lengths in bytes, eight bytes each, of what is free and as long as a chunk of an image at least: a long answer
 /// would have the program's memory grow in the stop. Blocks in pools of their own are left out: a graph that was captured with
-/// them may read there. `torch.cuda.memory_snapshot` makes no CUDA call, and nothing is loaded that is not.
+/// them may read there. Where torch records who allocates, its answer would have all of that. `torch.cuda.memory_snapshot` makes no CUDA call, and nothing is loaded that is not.
 const SCRIPT: &CStr = cr#"
 import sys
 
@@ -48,8 +48,10 @@ def free_blocks(segment):
     yield begin, end - begin
 
 def long_ones():
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    is_recorded = getattr(getattr(torch, "_C", None), "_cuda_isHistoryEnabled", bool)
+    if cuda is not None and cuda.is_initialized() and not is_recorded():
         for segment in cuda.memory_snapshot():
             for address, size in free_blocks(segment):
                 if size >= 2 << 20:

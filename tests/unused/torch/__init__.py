@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 segments = []
+recorded = False
 
 
 def memory_snapshot():
@@ -11,4 +12,5 @@ def memory_snapshot():
     return segments
 
 
+_C = SimpleNamespace(_cuda_isHistoryEnabled=lambda: recorded)
 cuda = SimpleNamespace(is_initialized=lambda: True, memory_snapshot=memory_snapshot)
