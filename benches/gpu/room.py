@@ -1,7 +1,7 @@
 """Images of programs that go on where the GPU has no room for a copy of their memory, since another process has the rest of it: a
 service that writes to little of what it has, and a training run that writes to nearly all; and of a service that has most of a GPU
 itself. Each with its memory written ahead, and standing still until it is written; and the training run with what has no copy written
-in the stop, in place of after it."""
+in the stop, in place of after it, and without what its allocator has free."""
 
 import contextlib
 import subprocess
@@ -15,13 +15,14 @@ from images import ask
 from programs import Native, python_program, wait_for
 from rekindle import Rekindle
 
-AHEAD, AT_ONCE = "ahead", "at once"
+AHEAD, AT_ONCE, LEFT_OUT = "ahead", "at once", "left out"
 # What torch has free would make room enough.
 KEPT = "gpu.unused=keep"
 WAYS = {
     AHEAD: {"REKINDLE_TUNING": KEPT},
     AT_ONCE: {"REKINDLE_TUNING": f"{KEPT},gpu.guard=off"},
     "still": {"REKINDLE_TUNING": f"{KEPT},gpu.shadow=off"},
+    LEFT_OUT: {},
 }
 SERVED, TRAINED = "llm", "gpt2-train"
 # It needs a GPU of 140 GB.
@@ -140,8 +141,8 @@ def measure(binaries, memory, work, note, only):
     """`note(name, rekindle, function)` keeps each row."""
     for way, environment in WAYS.items():
         with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"room-{way}", **environment) as rekindle:
-            # A service writes to so little that there is room for a copy of it.
-            for what, program in ({} if way == AT_ONCE else SERVICES).items():
+            # A service writes to so little that there is room for a copy of it, and has little free.
+            for what, program in ({} if way in (AT_ONCE, LEFT_OUT) else SERVICES).items():
                 if program in (only or [program]) and (program == SERVED or total_memory() >= LARGE_NEEDS):
                     note(f"{what}, {way}", rekindle, lambda: service(rekindle, program, way, work))
             if TRAINED in (only or [TRAINED]):

@@ -37,7 +37,7 @@ def service(rekindle, way, work, program):
         "ok": len(answers) == 1 and seen == answers,
         "checkpoints": reports,
         "sizes": sizes,
-        "restores": [{key: report[key] for key in ("total_us",)} for report in restores],
+        "restores": [{"total_us": report["total_us"]} for report in restores],
         "first_answer_s": firsts,
     }
 

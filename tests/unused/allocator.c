@@ -4,10 +4,10 @@
 
 typedef int set_memory(unsigned long long address, unsigned value, unsigned long count);
 
-/* Makes requests until it is told to stop, no more of them than the GPU takes. */
-void ask(set_memory *set, unsigned long long address, volatile int *stop)
+/* Makes requests, no more of them than the GPU takes. */
+void ask(set_memory *set, unsigned long long address)
 {
-    while (!*stop) {
+    for (;;) {
         set(address, 0, 1);
         usleep(20);
     }

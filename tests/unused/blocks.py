@@ -74,7 +74,6 @@ def main():
         call("cuMemsetD32", address + chunk * CHUNK, chunk + 1, CHUNK // 4)
     call("cuCtxSynchronize")
     torch.segments = [segment(address, (0, 1) if kind == "pool" else (0, 0))]
-    stop = ctypes.c_int(0)
     torch.recorded = kind == "recorded"
     if kind == "fails":
         torch.segments = RuntimeError("nobody is told")
@@ -91,7 +90,7 @@ def main():
 
         def ask():
             call("cuCtxSetCurrent", context)
-            library.ask(set_memory, ctypes.c_ulonglong(spare), ctypes.byref(stop))
+            library.ask(set_memory, ctypes.c_ulonglong(spare))
 
         threading.Thread(target=ask, daemon=True).start()
     if kind == "keeps":

@@ -5,9 +5,9 @@
 //!  this thread               └ quiet ─ asks torch ──────┴ the barrier is closed
 //! ```
 //!
-//! Whoever frees a tensor and whoever allocates one has to run, and whoever writes to GPU memory has to ask the worker for it.
-//! So what is free while no thread runs Python code stays without contents until the next request. If there was none between
-//! the question and the closed barrier, the answer is true of the moment that an image is taken of.
+//! Whoever writes to GPU memory has to ask the worker for it. So what is free when torch answers stays without contents until the
+//! next request, whoever allocates it meanwhile. If there was none between the question and the closed barrier, the answer is true
+//! of the moment that an image is taken of. That the interpreter is held brings the program to such a moment, and no more.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -32,7 +32,8 @@ const ALLOCATOR: &[u8] = b"/libc10_cuda.so";
 
 /// Addresses and lengths in bytes, eight bytes each, of what is free and as long as a chunk of an image at least: a long answer
 /// would have the program's memory grow in the stop. Blocks in pools of their own are left out: a graph that was captured with
-/// them may read there. Where torch records who allocates, its answer would have all of that. `torch.cuda.memory_snapshot` makes no CUDA call, and nothing is loaded that is not.
+/// them may read there. Where torch records who allocates, its answer would have all of that, and it is not asked.
+/// `torch.cuda.memory_snapshot` makes no CUDA call, and nothing is loaded that is not.
 const SCRIPT: &CStr = cr#"
 import sys
 
@@ -59,6 +60,7 @@ def long_ones():
 
 found = b"".join(long_ones())
 "#;
+
 static QUESTIONS: Mutex<VecDeque<Question>> = Mutex::new(VecDeque::new());
 static ASKED: Condvar = Condvar::new();
 

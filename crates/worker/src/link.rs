@@ -298,17 +298,11 @@ mod tests {
         let link = Link::new();
         link.connect(Arc::new(ours));
         link.answered(Answer::Resumed);
-        let asked =
-            link.ask(&ToClient::Quiesce { limit_ms: 1, unused: false }, Duration::from_millis(10), |_| {
-                Some(())
-            });
+        let question = ToClient::Quiesce { limit_ms: 1, unused: false };
+        let asked = link.ask(&question, Duration::from_millis(10), |_| Some(()));
         assert_eq!(asked, Err(Unanswered::Late));
         link.disconnect();
-        let asked = link.ask(
-            &ToClient::Quiesce { limit_ms: 1, unused: false },
-            Duration::from_secs(10),
-            |_| Some(()),
-        );
+        let asked = link.ask(&question, Duration::from_secs(10), |_| Some(()));
         assert_eq!(asked, Err(Unanswered::Gone));
     }
 }

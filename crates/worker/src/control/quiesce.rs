@@ -48,7 +48,7 @@ impl Control {
         });
         // Another process's work may be under way on memory that is saved here.
         let shares = self.remote.ask(|dispatcher| dispatcher.client.ipc.is_used())?;
-        // Then others may use what the program's own allocator has free.
+        // Where it shares memory, others may use what its own allocator has free.
         let unused = contents != Contents::Left && !shares && !tuning::is(tuning::UNUSED, "keep");
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64, unused };
         let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
@@ -120,7 +120,8 @@ impl Control {
         }
     }
 
-    /// Detaches the driver half of the client while that runs, if it can give it up; whether it did.
+    /// Detaches the driver half of the client while that runs, if it can give it up; whether it did. Before, the client says what
+    /// is unused.
     pub(super) fn release(&mut self, processes: &[(i32, i32)], limit_ms: u32) -> Result<bool, ControlError> {
         let (seen, version) =
             self.remote.ask(|dispatcher| (dispatcher.client.seen(), dispatcher.client.version))?;

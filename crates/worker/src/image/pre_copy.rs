@@ -166,7 +166,7 @@ pub(crate) fn rooms(client: &mut Client) -> Vec<RoomRequest> {
     needs.into_iter().filter_map(|(index, bytes)| client.copy_room_request(index, bytes)).collect()
 }
 
-/// What an image would have, if the program's allocator has free what it had the last time.
+/// What an image would have, if the program's allocator has free then what it had when it was asked.
 fn expected(client: &Client) -> Vec<PartLocation> {
     client.unused_before.without(save_memory::places(client), INPUT)
 }

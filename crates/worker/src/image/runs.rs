@@ -62,28 +62,24 @@ impl Unused {
         Unused(merged)
     }
 
-    fn covers(&self, range: &Range<u64>) -> bool {
-        self.0.range(..=range.start).next_back().is_some_and(|(_, end)| *end >= range.end)
-    }
-
-    /// The pieces of what lies there, of so many bytes each, that are not unused, as places in it; those that follow each other
-    /// are one.
+    /// What of a place is not unused, but for whole pieces of so many bytes, as places in it; those that follow each other are one.
     fn rest(&self, location: &PartLocation, chunk: u64) -> Vec<Range<u64>> {
-        let whole = 0..location.bytes;
-        if self.0.is_empty() || chunk == 0 {
-            return vec![whole];
-        }
-        let mut rest: Vec<Range<u64>> = Vec::new();
-        for start in whole.clone().step_by(chunk as usize) {
-            let piece = start..(start + chunk).min(whole.end);
-            if self.covers(&(location.address + piece.start..location.address + piece.end)) {
-                continue;
+        let PartLocation { address, bytes, .. } = *location;
+        let before = self.0.range(..=address).next_back();
+        let within = self.0.range(address + 1..address + bytes.max(1));
+        let (mut rest, mut from) = (Vec::new(), 0);
+        for (start, end) in before.into_iter().chain(within) {
+            let first = start.saturating_sub(address).next_multiple_of(chunk);
+            let last = match end.saturating_sub(address) {
+                beyond if beyond >= bytes => bytes,
+                within => within / chunk * chunk,
+            };
+            if first < last {
+                rest.extend((from < first).then_some(from..first));
+                from = last;
             }
-            match rest.last_mut() {
-                Some(last) if last.end == piece.start => last.end = piece.end,
-                _ => rest.push(piece),
-            }
         }
+        rest.extend((from < bytes).then_some(from..bytes));
         rest
     }
 

@@ -132,14 +132,12 @@ pub(super) fn places(client: &Client) -> Vec<PartLocation> {
 impl Plan {
     /// What of it is to be saved. All that is mapped twice is: it may be used by the other address.
     pub(super) fn runs(&self, client: &Client) -> Vec<Run> {
-        let windows = self.windows.iter().enumerate();
-        let mappings = |serial| {
-            let mappings = client.virtual_memory.mappings.values();
-            mappings.filter(|mapping| mapping.serial == serial).count()
-        };
-        let twice = windows.filter(|(_, window)| mappings(window.serial) > 1);
-        let whole: HashSet<usize> = twice.map(|(number, _)| self.own + number).collect();
-        client.unused.runs(&self.work, |number| whole.contains(&number))
+        let mut once = HashSet::new();
+        let serials = client.virtual_memory.mappings.values().map(|mapping| mapping.serial);
+        let twice: HashSet<u64> = serials.filter(|serial| !once.insert(*serial)).collect();
+        let window = |number: usize| self.windows.get(number.checked_sub(self.own)?);
+        let is_twice = |number| window(number).is_some_and(|window| twice.contains(&window.serial));
+        client.unused.runs(&self.work, is_twice)
     }
 
     /// The addresses by which the program comes to each part of the work.
