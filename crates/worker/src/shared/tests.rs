@@ -381,14 +381,19 @@ fn an_error_of_what_was_issued_later_is_kept_for_whoever_tells_it_and_looks_take
         let launch = Launch { grid: [1; 3], block: [1; 3], ..Launch::default() };
         device.launch(Function(u64::MAX), &launch, stream, &[]).unwrap();
     };
+    // The copy is not done, and what comes behind it not issued, before the word is there.
+    let word = model.host[REGION..].as_ptr() as u64;
+    device.wait_value(stream, word, 1, 4, 0).unwrap();
     model.act(&Action::Up { stream: 3, at: 0, bytes: REGION, seed: 1 });
     assert_eq!(device.take_late(), None);
     fail();
     fail();
     let event = device.event_create(2).unwrap();
     device.event_record(event, stream, 0).unwrap();
+    device.write_value(model.streams[1], word, 1, 4, 0).unwrap();
     while !device.event_query(event).unwrap() {}
     assert!(device.stream_query(stream).unwrap());
+    model.host[REGION] = 0;
     model.act(&Action::Fill { stream: 3, at: 9, bytes: 20, value: 7 });
     model.act(&Action::CheckAll);
     assert_eq!(device.take_late(), Some(CUDA_ERROR_INVALID_HANDLE));
