@@ -79,8 +79,9 @@ class Memory:
         size, value = int(size), driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         first, second = (int(call("cuMemAlloc", size)) for _ in range(2))
         self.waited += 1
-        self.module.fill(4, 256, np.uint64(first), size // 4, 1)
+        # Under way before the first use: a moment without work may count as the end of a request.
         call("cuStreamWaitValue32", self.stream, self.table_at + 256, self.waited, value)
+        self.module.fill(4, 256, np.uint64(first), size // 4, 1)
         time.sleep(int(milliseconds) / 1000)
         self.module.fill(4, 256, np.uint64(second), size // 4, 2)
         call("cuMemsetD32", self.table_at + 256, self.waited, 1)
