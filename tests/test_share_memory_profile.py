@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from test_share_memory import MB, Program
+from test_share_memory_pool import has
 
 
 def profile(one, image, line, answer):
@@ -21,6 +22,8 @@ def kept(rekindle, image):
 def first_request(one, image, name):
     """Hits and misses of the first request of a program that was restored from an image."""
     again = one.restored(image, name, "--share", "us")
+    # What others had is gone.
+    has(one.rekindle, again, 0)
     # Its second buffer is named later than when it was profiled.
     assert again(f"request {16 * MB} 400") == "1 2"
     counts = again.counts()
