@@ -1,10 +1,10 @@
 """Memory that torch's allocator has free is not in images: a package of its name tells what that is."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from frameworks import allocator
 from rekindle import Rekindle
 
 PROGRAM = Path(__file__).parent / "unused/blocks.py"
@@ -18,10 +18,7 @@ UNUSED = 8 * MB
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    library = tmp_path_factory.mktemp("allocator") / "libc10_cuda.so"
-    source = PROGRAM.parent / "allocator.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
-    return library
+    return allocator("torch", tmp_path_factory.mktemp("torch"))
 
 
 class Blocks:

@@ -14,10 +14,15 @@ computed NAME FROM N   by a kernel that is given FROM's address and how far NAME
 word NAME              its first word, and whether all others are the same
 info TIME              MB that the GPU has free
 work on | off          from now on it never rests: a thread fills a few words every millisecond
+cache LIBRARY ASKED    has a caching allocator, that of the framework which LIBRARY counts as one of (torch, CuPy); ASKED: what it does when
+                       it is told to empty its cache, `frees` or `fails`
+keep BYTES             uses new memory by a kernel; it is in its cache from then on
+emptied                how often it was told to empty its cache
 request BYTES MS       allocates two buffers, and uses the second one so many milliseconds after the first, with work under way all the
                        time; frees both: their first words
 """
 
+import ctypes
 import sys
 import threading
 import time
@@ -25,7 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
+for beside in ("features", "frameworks"):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / beside))
 
 from gpu import Module, call, driver, open_device  # noqa: E402
 
@@ -52,6 +58,7 @@ class Memory:
         call("cuMemsetD32", self.table_at, 0, 128)
         call("cuCtxSynchronize")
         self.held, self.waited = {}, 0
+        self.cached, self.emptied_times = [], 0
 
     def alloc(self, name, size):
         self.held[name] = int(call("cuMemAlloc", int(size))), int(size)
@@ -74,6 +81,29 @@ class Memory:
         while self.working.is_set():
             call("cuMemsetD32Async", self.table_at, 1, 64, 0)
             time.sleep(0.001)
+
+    def cache(self, library, asked):
+        ctypes.CDLL(library)
+        import cupy
+        import torch
+
+        def empty():
+            self.emptied_times += 1
+            if asked == "fails":
+                raise RuntimeError("it has no time for that")
+            while self.cached:
+                call("cuMemFree", self.cached.pop())
+
+        torch.cuda.empty_cache = empty if library.endswith("libc10_cuda.so") else lambda: None
+        cupy.pool.free_all_blocks = empty if "/cupy/" in library else lambda: None
+
+    def keep(self, size):
+        self.alloc("kept", size)
+        self.launch("kept", 1)
+        self.cached.append(self.held.pop("kept")[0])
+
+    def emptied(self):
+        return self.emptied_times
 
     def request(self, size, milliseconds):
         size, value = int(size), driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ

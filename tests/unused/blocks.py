@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+for beside in ("features", "frameworks"):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / beside))
 
 import torch  # noqa: E402
 from gpu import call, download, driver, open_device  # noqa: E402

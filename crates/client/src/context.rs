@@ -171,6 +171,17 @@ fn reset_device(device: u8) -> Result<()> {
     lane::ask(&ContextReset { device })
 }
 
+/// Does something in each primary context that the program uses, as its current one.
+pub fn in_each_primary(body: impl Fn()) {
+    let is_used = |context: &&Context| context.primary && context.active.load(Ordering::Acquire);
+    let used: Vec<&'static Context> = contexts().iter().copied().filter(is_used).collect();
+    for context in used {
+        set_top(Some(context));
+        body();
+    }
+    set_top(None);
+}
+
 fn set_top(context: Option<&'static Context>) {
     let mut stack = thread::current().contexts.borrow_mut();
     stack.pop();

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::client::{CLIENT_VERSION, Quiesced, ToClient, ToWorker};
 use rekindle_protocol::frame;
 
+use crate::allocators::{self, Unused};
 use crate::session::Session;
-use crate::unused::{self, Unused};
 use crate::{first_pages, genuine, host_call, quiesce, thread_slot};
 
 /// So much this thread allocates once, and has it for what it says in a stop: memory that grows then is not as CRIU knows it.
@@ -92,6 +92,7 @@ fn serve(session: &'static Session) {
                 closing = None;
                 if restored {
                     session.board.set_client(rekindle_ring::Liveness::Alive);
+                    session.board.set_client_version(CLIENT_VERSION);
                     thread_slot::all().iter().for_each(|slot| slot.reload());
                 }
                 genuine::set_attached(driver_attached);
@@ -110,7 +111,8 @@ fn serve(session: &'static Session) {
                 genuine::attach_after(genuine::UNUSED);
             }
             ToClient::Kept => genuine::set_attached(true),
-            ToClient::TellUnused => unused::tell(session),
+            ToClient::TellUnused => allocators::tell(session),
+            ToClient::GiveBack => allocators::give_back(),
         }
     };
     session.worker_died(&why);

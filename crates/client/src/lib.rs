@@ -17,6 +17,7 @@
 #![allow(non_snake_case, reason = "exported functions have the driver's names")]
 
 mod abi;
+mod allocators;
 mod arena;
 mod array;
 mod atomics;
@@ -65,7 +66,6 @@ mod tensor_map;
 mod texture;
 mod thread;
 mod thread_slot;
-mod unused;
 mod visible;
 mod wake_request;
 

@@ -26,6 +26,7 @@ pub struct Board {
     sleeping: AtomicU32,
     worker: Line<AtomicU32>,
     client: AtomicU32,
+    client_version: AtomicU32,
     errors: Line<[AtomicI32; 8]>,
 }
 
@@ -37,6 +38,7 @@ impl Board {
             sleeping: AtomicU32::new(0),
             worker: Line(AtomicU32::new(Liveness::Starting as u32)),
             client: AtomicU32::new(Liveness::Starting as u32),
+            client_version: AtomicU32::new(0),
             errors: Line(Default::default()),
         }
     }
@@ -91,6 +93,15 @@ impl Board {
 
     pub fn set_client(&self, state: Liveness) {
         self.client.store(state as u32, Ordering::Release);
+    }
+
+    /// The version of the client's protocol; 0 while nobody has said it, as in a file that is new after a restore.
+    pub fn client_version(&self) -> u32 {
+        self.client_version.load(Ordering::Acquire)
+    }
+
+    pub fn set_client_version(&self, version: u32) {
+        self.client_version.store(version, Ordering::Release);
     }
 
     /// Notes an asynchronous error of a device (0 to 7); the first one stays until it is taken.

@@ -88,10 +88,10 @@ impl ClientThread {
         match opened {
             Some(Ok(board)) => {
                 board.set_worker(Liveness::Alive);
+                board.set_client_version(version);
                 self.remote.use_board(board);
                 self.remote.run(move |dispatcher| {
                     dispatcher.client.board = Some(board);
-                    dispatcher.client.version = version;
                     // It begins without an image. Letting go of them takes a while.
                     if let Some(blocks) = dispatcher.blocks.take() {
                         std::thread::spawn(move || drop(blocks));

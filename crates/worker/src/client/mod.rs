@@ -111,8 +111,6 @@ pub(crate) struct Client {
     pub pid: i32,
     /// Whether the driver half of its process is attached, as far as this worker was told.
     pub driver_attached: bool,
-    /// Of the client's protocol; 0 until it has said so, as after a restore.
-    pub version: u32,
     /// What was on its way to threads of the program when it came to its stop.
     pub uncollected: Vec<Uncollected>,
     /// Memory whose contents nobody will read, while the program stands still; and what that was when it was asked before.
@@ -205,7 +203,6 @@ impl Client {
             board: None,
             pid: 0,
             driver_attached: true,
-            version: 0,
             uncollected: Vec::new(),
             unused: Unused::default(),
             unused_before: Unused::default(),

@@ -2,6 +2,7 @@
 
 use rekindle_protocol::client::{CLIENT_VERSION, Welcome};
 use rekindle_protocol::worker::Status;
+use rekindle_ring::Board;
 
 use super::Client;
 
@@ -22,6 +23,11 @@ impl Client {
     /// The client's pid as the program sees it, 0 without a client.
     pub(crate) fn seen(&self) -> i32 {
         self.board_name.split('-').nth(1).and_then(|pid| pid.parse().ok()).unwrap_or_default()
+    }
+
+    /// Of the client's protocol; 0 until it has said so.
+    pub(crate) fn version(&self) -> u32 {
+        self.board.map_or(0, Board::client_version)
     }
 
     /// Until the daemon has told the client's pid (`Detach`, `Adopt`) it is the pid that the program itself sees.

@@ -124,7 +124,7 @@ impl Control {
     /// is unused.
     pub(super) fn release(&mut self, processes: &[(i32, i32)], limit_ms: u32) -> Result<bool, ControlError> {
         let (seen, version) =
-            self.remote.ask(|dispatcher| (dispatcher.client.seen(), dispatcher.client.version))?;
+            self.remote.ask(|dispatcher| (dispatcher.client.seen(), dispatcher.client.version()))?;
         self.expect_unused(version);
         let pid = processes.iter().find(|(inside, _)| *inside == seen).map(|(_, pid)| *pid);
         let Some(pid) = pid.filter(|_| version >= RELEASING_CLIENT_VERSION) else { return Ok(false) };

@@ -1,12 +1,13 @@
 //! Memory that comes at the first use, before a request is done, and what a program has freed of it.
 //!
 //! What was freed and waits for the program to allocate again is given back when it rests. The driver waits for all of the
-//! GPU's work when memory is unmapped, so not before.
+//! GPU's work when memory is unmapped, so not before. Then the program's allocators are asked to free what they keep.
 
 use std::path::PathBuf;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rekindle_protocol::client::{GIVING_CLIENT_VERSION, ToClient};
 use rekindle_protocol::fault;
 use rekindle_protocol::operation::{Asynchronous, GraphLaunch, LaunchKernel, LaunchKernelWith};
 use rekindle_protocol::worker::RequestProfile;
@@ -15,7 +16,7 @@ use rekindle_store::Image;
 
 use super::{Activity, Dispatcher};
 
-/// A program that has asked for nothing for so long rests.
+/// A program that has asked for nothing and has had no work under way for so long rests.
 const QUIET: Duration = Duration::from_millis(50);
 /// One that has asked for nothing for so long, and has no work under way, has ended a request.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -28,6 +29,10 @@ pub(super) struct Freed {
     looked: u64,
     /// The last launch that was counted, by its ticket: it may be looked at more than once.
     launch: Option<u64>,
+    /// Since when it was seen at rest, again and again.
+    rests_since: Option<Instant>,
+    /// The last launch before the program's allocators were asked to free what they keep.
+    asked: Option<u64>,
     /// For which image it is learned how much memory requests need, and how many kinds of them it has.
     image: Option<(PathBuf, String)>,
     kept: u64,
@@ -89,9 +94,14 @@ impl Dispatcher {
         Some(std::thread::spawn(keep))
     }
 
-    /// Gives back what the program has freed, once in each rest.
+    /// Gives back what the program has freed, once in each rest. That begins with the end of its work: who has waited for it may
+    /// go on at once.
     pub(super) fn look_at_freed(&mut self) {
-        if !self.may_have_freed() || self.quiet_since.elapsed() < QUIET || !self.client.is_at_rest() {
+        if !self.may_have_freed() || self.quiet_since.elapsed() < PAUSE || !self.client.is_at_rest() {
+            self.freed.rests_since = None;
+            return;
+        }
+        if self.freed.rests_since.get_or_insert_with(Instant::now).elapsed() < QUIET {
             return;
         }
         if fault::point("freed-given-back").is_err() {
@@ -104,12 +114,27 @@ impl Dispatcher {
             Ok(bytes) => log::debug!("{} MB that the program has freed are given back", bytes >> 20),
             Err(code) => log::warn!("what the program has freed stays in use: {code}"),
         }
+        self.ask_to_give_back();
+    }
+
+    /// What allocators free is freed as by the program, so they are asked again when it has launched something since.
+    fn ask_to_give_back(&mut self) {
+        let asked = std::mem::replace(&mut self.freed.asked, self.freed.launch);
+        if asked != self.freed.launch && self.client.version() >= GIVING_CLIENT_VERSION {
+            self.client.link.send(&ToClient::GiveBack);
+        }
     }
 
     /// When it is to be looked, if that is sooner.
     pub(super) fn look_for_freed(&self, nap: Duration) -> Duration {
-        let nap = if self.may_have_freed() { nap.min(QUIET) } else { nap };
-        if self.client.is_in_request() { nap.min(PAUSE) } else { nap }
+        if self.client.is_in_request() {
+            return nap.min(PAUSE);
+        }
+        let rested = self.freed.rests_since.map(|since| since.elapsed());
+        match self.may_have_freed() {
+            true => nap.min(rested.map_or(PAUSE, |rested| QUIET.saturating_sub(rested).max(PAUSE))),
+            false => nap,
+        }
     }
 
     fn may_have_freed(&self) -> bool {

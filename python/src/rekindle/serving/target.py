@@ -21,9 +21,9 @@ from rekindle.marks import Mark
 from rekindle.named_data import CHOSEN, choose, current
 from rekindle.passing import PLAIN, UNTAKEN, HandingOn, references_in, resolve
 from rekindle.serving.batch import Batcher
+from rekindle.serving.caches import empty_caches
 from rekindle.serving.failures import Late, Raised, Unknown, Untaken
 from rekindle.serving.parameters import Parameters
-from rekindle.serving.rest import Rest, give_back
 
 Span = contextlib.AbstractContextManager[object]
 # Seconds until one who calls knows that an answer was lost.
@@ -43,9 +43,6 @@ class Target:
         self.batchers: dict[str, Batcher] = {}
         self.parameters: dict[str, Parameters] = {}
         self.woken: asyncio.Task[None] | None = None
-        # Where memory comes at the first use it goes when the instance rests.
-        is_lazy = self.limits.share_memory == "lazy"
-        self.rest = Rest(lambda do: self.threads.submit(do)) if is_lazy else None
 
     def new_threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.limits.concurrency, "rekindle")
@@ -61,8 +58,9 @@ class Target:
                 self.parameters[name] = Parameters(function)
                 if mark.batched:
                     self.batchers[name] = Batcher(function, mark.batched, self.run_in_time)
-        if self.rest:
-            await self.run(give_back)
+        # Where memory comes at the first use, an image has none that nobody uses.
+        if self.limits.share_memory == "lazy":
+            await self.run(empty_caches)
 
     def bound(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.object, name) if self.declaration.is_class else self.declaration.user
@@ -104,8 +102,6 @@ class Target:
         with tracing.span("queue"):
             await self.places.acquire()
         self.under_way += 1
-        if self.rest:
-            self.rest.begin_call()
         try:
             if handing_on is None:
                 return await self.carry_out(name, args, kwargs)
@@ -126,8 +122,6 @@ class Target:
         finally:
             self.under_way -= 1
             self.places.release()
-            if self.rest:
-                self.rest.end_call(self.under_way)
 
     async def carry_out(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         batcher = self.batchers.get(name)

@@ -3,8 +3,12 @@
 //! Its functions are looked up by name, so a program without Python has nothing of this. All of them are of the stable ABI
 //! (PEP 384) and found from Python 3.2 on.
 
+mod thread;
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
+
+pub use thread::{Task, put};
 
 type Object = *mut c_void;
 

@@ -13,4 +13,4 @@ def memory_snapshot():
 
 
 _C = SimpleNamespace(_cuda_isHistoryEnabled=lambda: recorded)
-cuda = SimpleNamespace(is_initialized=lambda: True, memory_snapshot=memory_snapshot)
+cuda = SimpleNamespace(is_initialized=lambda: True, memory_snapshot=memory_snapshot, empty_cache=lambda: None)

@@ -9,26 +9,22 @@
 //! next request, whoever allocates it meanwhile. If there was none between the question and the closed barrier, the answer is true
 //! of the moment that an image is taken of. That the interpreter is held brings the program to such a moment, and no more.
 
-use std::collections::VecDeque;
 use std::ffi::CStr;
-use std::io;
-use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{ToWorker, UnusedRange};
 
-use crate::python::{Held, Python};
+use super::TORCH;
+use crate::python::{Held, Task, put};
+use crate::quiesce;
 use crate::session::Session;
-use crate::{control, quiesce};
 
 /// How long all of it may take. What has no end by then is not waited for, and nothing counts as unused.
 const LIMIT: Duration = Duration::from_millis(100);
 /// No request for so long: threads that run without the interpreter have done what they were asked for.
 const QUIET: Duration = Duration::from_micros(200);
 const LOOK: Duration = Duration::from_micros(50);
-/// torch's allocator is in this library.
-const ALLOCATOR: &[u8] = b"/libc10_cuda.so";
 
 /// Addresses and lengths in bytes, eight bytes each, of what is free and as long as a chunk of an image at least: a long answer
 /// would have the program's memory grow in the stop. Blocks in pools of their own are left out: a graph that was captured with
@@ -60,9 +56,6 @@ def long_ones():
 
 found = b"".join(long_ones())
 "#;
-
-static QUESTIONS: Mutex<VecDeque<Question>> = Mutex::new(VecDeque::new());
-static ASKED: Condvar = Condvar::new();
 
 /// What was unused when the barrier closed.
 #[derive(Default)]
@@ -97,7 +90,7 @@ struct Question {
 impl Unused {
     /// Closes the barrier, and finds out before what is unused then, if that is `wanted` and the program has torch.
     pub fn close_barrier(session: &'static Session, wanted: bool) -> Unused {
-        let unused = if wanted && has_allocator() { ask(session) } else { None };
+        let unused = if wanted && TORCH.is_loaded() { ask(session) } else { None };
         quiesce::close();
         unused.unwrap_or_default()
     }
@@ -111,31 +104,10 @@ impl Unused {
 /// Tells the worker what is unused while the program runs. The question has the program's memory grow by as much as it needs the
 /// next time, when that would be part of a stop.
 pub fn tell(session: &'static Session) {
-    let asked = has_allocator() && put(Question { session, answer: None }).is_ok();
+    let asked = TORCH.is_loaded() && put(Question { session, answer: None }).is_ok();
     if !asked {
         let _ = session.send(&ToWorker::Unused(Vec::new()));
     }
-}
-
-/// Whether it is loaded. That is not asked of the dynamic loader, which may be busy for as long as some thread loads a library.
-fn has_allocator() -> bool {
-    // SAFETY: the function is called with descriptions of libraries, and null, until it returns something else than zero.
-    unsafe { libc::dl_iterate_phdr(Some(is_allocator), ptr::null_mut()) != 0 }
-}
-
-extern "C" fn is_allocator(
-    library: *mut libc::dl_phdr_info,
-    _size: libc::size_t,
-    _nothing: *mut libc::c_void,
-) -> libc::c_int {
-    // SAFETY: the loader gives a description, which is there for as long as this runs.
-    let name = unsafe { (*library).dlpi_name };
-    if name.is_null() {
-        return 0;
-    }
-    // SAFETY: as above; names are strings.
-    let name = unsafe { CStr::from_ptr(name) };
-    name.to_bytes().ends_with(ALLOCATOR).into()
 }
 
 fn ask(session: &'static Session) -> Option<Unused> {
@@ -151,72 +123,8 @@ fn ask(session: &'static Session) -> Option<Unused> {
     }
 }
 
-/// Has the thread for it see to a question, on which it may wait for the interpreter for as long as the program keeps it. The thread
-/// stays: a new one in each stop would have a new stack and new room for what it allocates, and CRIU would know the program's
-/// memory no more. It is the C library's thread: an interpreter that ends may end it.
-fn put(question: Question) -> io::Result<()> {
-    static STARTED: Mutex<bool> = Mutex::new(false);
-    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !*started {
-        start()?;
-        *started = true;
-    }
-    QUESTIONS.lock().unwrap_or_else(PoisonError::into_inner).push_back(question);
-    ASKED.notify_one();
-    Ok(())
-}
-
-fn start() -> io::Result<()> {
-    let mut thread = 0;
-    // SAFETY: the two types differ in that a thread may be ended inside of it, which the C library's may.
-    let run = unsafe {
-        std::mem::transmute::<
-            extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void,
-            extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
-        >(run as extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void)
-    };
-    let made = control::without_signals(|| {
-        // SAFETY: `thread` is a valid place, and the function takes nothing.
-        unsafe { libc::pthread_create(&mut thread, ptr::null(), run, ptr::null_mut()) }
-    });
-    if made != 0 {
-        return Err(io::Error::from_raw_os_error(made));
-    }
-    // SAFETY: the thread was made above, and nobody waits for its end.
-    unsafe { libc::pthread_detach(thread) };
-    Ok(())
-}
-
-/// Nothing of this may be in need of being dropped while the interpreter is waited for.
-extern "C-unwind" fn run(_nothing: *mut libc::c_void) -> *mut libc::c_void {
-    loop {
-        let question = Box::into_raw(Box::new(next()));
-        // SAFETY: it was made above, and is let go of below.
-        let asked = unsafe { &*question };
-        match Python::find() {
-            Some(python) => asked.ask(Some(&python.hold())),
-            None => asked.ask(None),
-        }
-        // What the interpreter had for this thread is given back by now.
-        asked.answer.iter().for_each(|answer| answer.changed.notify_all());
-        // SAFETY: nobody else has it.
-        drop(unsafe { Box::from_raw(question) });
-    }
-}
-
-fn next() -> Question {
-    let mut questions = QUESTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    loop {
-        if let Some(question) = questions.pop_front() {
-            return question;
-        }
-        questions = ASKED.wait(questions).unwrap_or_else(PoisonError::into_inner);
-    }
-}
-
-impl Question {
-    /// The interpreter is ours, if there is one.
-    fn ask(&self, held: Option<&Held<'_>>) {
+impl Task for Question {
+    fn run(&self, held: Option<&Held<'_>>) {
         let Some(answer) = &self.answer else {
             let _ = self.session.send(&ToWorker::Unused(held.and_then(free_blocks).unwrap_or_default()));
             return;
@@ -228,6 +136,13 @@ impl Question {
         answer.give(held.and_then(look));
     }
 
+    /// Who waits goes on now: what the interpreter had for this thread is given back.
+    fn end(&self) {
+        self.answer.iter().for_each(|answer| answer.changed.notify_all());
+    }
+}
+
+impl Question {
     /// How many requests there were when there were no more; none if there are all the time.
     fn quiet(&self, answer: &Answer) -> Option<u64> {
         let mut requests = self.session.board.tickets();
