@@ -26,9 +26,9 @@ WEIGHTS, STATE = 40 * MB, 8 * MB
 class Memory:
     """The program, and what it is told."""
 
-    def __init__(self, rekindle, weights=WEIGHTS, state=STATE, options=()):
+    def __init__(self, rekindle, weights=WEIGHTS, state=STATE, options=(), how=()):
         self.rekindle, self.name, self.commands = rekindle, "memory", rekindle.root / "commands"
-        command = (sys.executable, PROGRAM, self.commands, weights, state)
+        command = (sys.executable, PROGRAM, self.commands, weights, state, *how)
         rekindle("run", "-d", "--name", "memory", "--gpu", rekindle.gpu, *options, "--", *command)
         assert rekindle.wait_lines("memory", 1) == ["ready"], rekindle.lines("memory")
 
@@ -151,9 +151,9 @@ def test_a_program_that_writes_to_nearly_all_of_its_memory_is_not_written_ahead_
         memory.restored()
 
 
-def begun_without_a_copy(rekindle, options=()):
+def begun_without_a_copy(rekindle, options=(), how=()):
     """A program most of whose memory has no copy, and its image: nothing of that is in it yet, and the program goes on."""
-    memory = Memory(rekindle, 24 * MB, 30 * MB, options)
+    memory = Memory(rekindle, 24 * MB, 30 * MB, options, how)
     checkpoint = memory.begin()
     rekindle.reached("guarded")
     return memory, checkpoint
@@ -174,6 +174,39 @@ def test_what_has_no_copy_is_in_the_image_before_a_request_changes_it(way, optio
         taken = memory_of(report)
         assert taken["guarded_bytes"] > 16 * MB and taken["still_bytes"] == 0, taken
         assert "drain what has no copy" in [phase["name"] for phase in report["phases"]], report
+        memory.check()
+        memory.restored()
+
+
+def test_a_kernel_that_has_another_address_of_what_has_no_copy_waits_too():
+    with Rekindle(**HELD_GUARD) as rekindle:
+        memory, checkpoint = begun_without_a_copy(rekindle, how=["twice"])
+        line = memory.stays_untold("kernel 3")
+        rekindle.let_go("guarded")
+        assert line() == ["kernel 3 written"]
+        taken = memory_of(json.loads(checkpoint.end()))
+        assert taken["guarded_bytes"] > 16 * MB and taken["still_bytes"] == 0, taken
+        memory.check()
+        memory.restored()
+
+
+@pytest.mark.parametrize("way", ["kernel", "hidden"])
+def test_a_program_on_two_gpus_of_which_neither_has_room_is_imaged_as_it_was(way):
+    with Rekindle("emulated:devices=2,memory=64M", **HELD_GUARD) as rekindle:
+        memory, checkpoint = begun_without_a_copy(rekindle, how=["both"])
+        memory.check()
+        if way == "kernel":
+            line = memory.stays_untold("kernel 3")
+            rekindle.let_go("guarded")
+            assert line() == ["kernel 3 written"]
+        else:
+            assert memory.told("hidden 3") == "written"
+            memory.cut()
+            rekindle.let_go("guarded")
+        taken = memory_of(json.loads(checkpoint.end()))
+        guarded, still = (0, 32 * MB) if way == "hidden" else (32 * MB, 0)
+        assert taken["guarded_bytes"] >= guarded and taken["still_bytes"] >= still, taken
+        assert not (taken["guarded_bytes"] and taken["still_bytes"]), taken
         memory.check()
         memory.restored()
 

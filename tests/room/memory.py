@@ -1,6 +1,8 @@
 """A program that has most of a GPU, and knows what it has there: `weights` that are written once, and a `state`.
 
-memory.py COMMANDS WEIGHTS STATE     does each line of the file COMMANDS, and prints it with what came of it
+memory.py COMMANDS WEIGHTS STATE [twice | both]     does each line of the file COMMANDS, and prints it with what came of it
+
+With `twice` the state is mapped at two addresses, and kernels have the second one; with `both` there is all of it on each of two GPUs.
 
 weights SEED   writes the weights anew
 state N        writes N to all of the state
@@ -65,12 +67,14 @@ __global__ void constant(const unsigned *state, unsigned *sums) { atomicAdd(&sum
 
 
 class Memory:
-    def __init__(self, weights, state):
-        self.context = open_device()
+    def __init__(self, weights, state, device=0, times=0):
+        self.context = open_device(device)
         # With an address in its first half. What lies lowest is copied first.
         self.table, self.states = int(call("cuMemAlloc", 2 * CHUNK)), Module(STATES)
         self.weights_bytes, self.state_bytes = weights, state
-        self.weights_at, self.state_at = int(call("cuMemAlloc", weights)), int(call("cuMemAlloc", state))
+        self.weights_at = int(call("cuMemAlloc", weights))
+        places = mapped(state, device, times) if times else [int(call("cuMemAlloc", state))]
+        self.state_at, self.kernels_at = places[0], places[-1]
         self.seed, self.number, self.tail_number, self.held, self.modules = 0, 0, None, [], {}
         call("cuMemsetD32", self.table + CHUNK, 0, CHUNK // 4)
         self.point()
@@ -99,7 +103,7 @@ class Memory:
         call("cuMemcpyHtoD", self.table, np.array([self.state_at, self.state_at + self.state_bytes - CHUNK], np.uint64).ctypes.data, 16)
 
     def kernel(self, number):
-        return self.launched(self.states.named, self.state_at, number)
+        return self.launched(self.states.named, self.kernels_at, number)
 
     def hidden(self, number):
         return self.launched(self.states.found, self.table, number)
@@ -177,7 +181,7 @@ class Memory:
 
     def renew(self, number):
         call("cuMemFree", self.state_at)
-        self.state_at = int(call("cuMemAlloc", self.state_bytes))
+        self.state_at = self.kernels_at = int(call("cuMemAlloc", self.state_bytes))
         self.point()
         return self.state(number)
 
@@ -224,15 +228,40 @@ class Memory:
         return f"wrong {self.wrong}"
 
 
+def mapped(size, device, times):
+    """The addresses of memory that is mapped so often."""
+    properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    for location in (properties.location, access.location):
+        location.type, location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, device
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    handle = call("cuMemCreate", size, properties, 0)
+    places = [int(call("cuMemAddressReserve", size, 0, 0, 0)) for _ in range(times)]
+    for address in places:
+        call("cuMemMap", address, size, 0, handle, 0)
+        call("cuMemSetAccess", address, size, [access], 1)
+    return places
+
+
+def on_each(memories, name, numbers):
+    """What came of it, which is the same on each GPU."""
+    found = set()
+    for memory in memories:
+        call("cuCtxSetCurrent", memory.context)
+        found.add(getattr(memory, name)(*numbers))
+    return " or ".join(sorted(found))
+
+
 def main():
-    commands, (weights, state) = Path(sys.argv[1]), map(int, sys.argv[2:4])
-    memory, done = Memory(weights, state), 0
+    commands, (weights, state), how = Path(sys.argv[1]), map(int, sys.argv[2:4]), sys.argv[4:]
+    memories = [Memory(weights, state, device, 2 if how == ["twice"] else 0) for device in range(2 if how == ["both"] else 1)]
+    done = 0
     print("ready", flush=True)
     while True:
         lines = commands.read_text().split("\n")[:-1] if commands.exists() else []
         for line in lines[done:]:
             name, *numbers = line.split()
-            print(line, getattr(memory, name)(*map(int, numbers)), flush=True)
+            print(line, on_each(memories, name, [int(number) for number in numbers]), flush=True)
         done = max(done, len(lines))
         time.sleep(0.005)
 
