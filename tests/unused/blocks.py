@@ -5,7 +5,7 @@ line of the file COMMANDS: `check` prints what chunks hold, `own`, `zeros` or an
 
 Kinds: `plain`; `pool`, where the segment is a pool's own; `mapped`, where the program maps the memory itself; `twice`, where that is
 mapped at another address too; `recorded`, where torch records who allocates; `fails`, where nobody is told; `late`, where telling makes
-a request; `asks`, where a thread makes requests all the time; `keeps`, where one does not let go of the interpreter.
+a request; `asks`, where a thread makes requests all the time; `keeps`, where one keeps the interpreter until there is a file COMMANDS.
 """
 
 import ctypes
@@ -94,9 +94,10 @@ def main():
 
         threading.Thread(target=ask, daemon=True).start()
     if kind == "keeps":
-        sleep = ctypes.PyDLL(None).usleep
-        threading.Thread(target=lambda: [sleep(600_000) for _ in iter(int, 1)], daemon=True).start()
-    print("ready", flush=True)
+        # It says when it has it.
+        ctypes.PyDLL(sys.argv[1]).keep(str(commands).encode())
+    else:
+        print("ready", flush=True)
     done = 0
     while True:
         lines = commands.read_text().split("\n")[:-1] if commands.exists() else []
