@@ -6,8 +6,9 @@ CARGO := cargo
 FUZZ_SECONDS ?= 60
 # Tests wait more than they compute.
 TESTS_AT_ONCE ?= $(shell expr 3 '*' $$(nproc))
-# Tests start Python thousands of times.
+# Tests start Python thousands of times: it keeps what it has compiled, and numpy makes no threads.
 export PYTHONDONTWRITEBYTECODE :=
+export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: help setup build demo test unit system numba-suite model fuzz soak lint deny bench-gpu figures install clean
 
