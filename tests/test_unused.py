@@ -93,6 +93,16 @@ def test_where_there_is_little_room_what_is_free_takes_none(library, beside, way
         assert blocks.restored() == WITHOUT
 
 
+def test_of_a_restored_program_it_is_known_before_its_stop_too(library):
+    with Rekindle(**CHECKED, REKINDLE_GPU_HASH="on", REKINDLE_EMULATED="memory=64M") as rekindle:
+        blocks = Blocks(rekindle, library, beside=16 * MB)
+        rekindle("checkpoint", "blocks", "--to", "image", "--stop")
+        rekindle.restore("image", "again")
+        (memory,) = rekindle.json("checkpoint", "again", "--to", "second", "--leave-running")["memory"]
+        assert memory["unused_bytes"] == UNUSED and memory["way"] == "shadow" and memory["ahead_bytes"] == 0, memory
+        assert blocks.check("again") == WITHOUT
+
+
 def test_sleep_and_wake_lose_that_and_nothing_else(library):
     with Rekindle() as rekindle:
         blocks = Blocks(rekindle, library)
