@@ -17,7 +17,8 @@ work on | off          from now on it never rests: a thread fills a few words ev
 cache LIBRARY ASKED    has a caching allocator, that of the framework which LIBRARY counts as one of (torch, CuPy); ASKED: what it does when
                        it is told to empty its cache, `frees` or `fails`
 keep BYTES             uses new memory by a kernel; it is in its cache from then on
-emptied                how often it was told to empty its cache
+emptied                on which GPUs it was told to empty its cache, in order
+second                 uses a second GPU too
 request BYTES MS       allocates two buffers, and uses the second one so many milliseconds after the first, with work under way all the
                        time; frees both: their first words
 """
@@ -58,7 +59,7 @@ class Memory:
         call("cuMemsetD32", self.table_at, 0, 128)
         call("cuCtxSynchronize")
         self.held, self.waited = {}, 0
-        self.cached, self.emptied_times = [], 0
+        self.cached, self.emptied_on = [], []
 
     def alloc(self, name, size):
         self.held[name] = int(call("cuMemAlloc", int(size))), int(size)
@@ -88,7 +89,7 @@ class Memory:
         import torch
 
         def empty():
-            self.emptied_times += 1
+            self.emptied_on.append(int(call("cuCtxGetDevice")))
             if asked == "fails":
                 raise RuntimeError("it has no time for that")
             while self.cached:
@@ -103,7 +104,10 @@ class Memory:
         self.cached.append(self.held.pop("kept")[0])
 
     def emptied(self):
-        return self.emptied_times
+        return " ".join(map(str, self.emptied_on))
+
+    def second(self):
+        call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1))
 
     def request(self, size, milliseconds):
         size, value = int(size), driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
