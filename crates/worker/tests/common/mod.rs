@@ -286,7 +286,7 @@ fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
             }
             ToClient::Release => frame::send(socket, &ToWorker::Released(false), &[]).unwrap(),
             ToClient::TellUnused => frame::send(socket, &ToWorker::Unused(Vec::new()), &[]).unwrap(),
-            ToClient::Sleep | ToClient::Attached { .. } | ToClient::Kept => {}
+            ToClient::Sleep | ToClient::Attached { .. } | ToClient::Kept | ToClient::GiveBack => {}
         }
     }
 }
