@@ -1,6 +1,7 @@
 //! A forked child has no GPU: every call returns `CUDA_ERROR_NOT_INITIALIZED`, and the parent's rings and control
 //! socket are none of its business.
 
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,8 +24,8 @@ pub fn watch() {
 }
 
 extern "C" fn child() {
-    if session::forget_in_child() {
+    if let Some(session) = session::forget_in_child() {
         CHILD.store(true, Ordering::Relaxed);
-        inherited::let_go();
+        inherited::let_go(session.directory.as_os_str().as_bytes());
     }
 }

@@ -1,15 +1,19 @@
-//! What a forked child has of the real driver: nothing that it could use, and device files that CRIU could not dump.
+//! What a forked child has of the real driver and of us: nothing that it could use, and files that CRIU could not dump, or bring
+//! back.
 //!
 //! The driver's mappings of device files become memory without contents, its descriptors of them become `/dev/null`:
-//! what the driver may still do with them at the child's end finds something harmless in their places.
+//! what the driver may still do with them at the child's end finds something harmless in their places. A file of the run
+//! directory is open for a moment, in any thread; a child that is forked then would have it for ever, and be in an image with a
+//! file that no other run directory has.
 
 use std::ffi::{CStr, c_int, c_void};
 
 /// The driver's device files, as `/proc` shows them.
 const DEVICES: &[u8] = b"/dev/nvidia";
 
-/// Lets go of the real driver's device files. For a process that was just forked: allocates nothing.
-pub fn let_go() {
+/// Lets go of the real driver's device files, and of what is open in the run directory. For a process that was just forked:
+/// allocates nothing.
+pub fn let_go(run_directory: &[u8]) {
     each_line(c"/proc/self/maps", |line| {
         if let Some((start, end)) = device_mapping(line) {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
@@ -21,11 +25,12 @@ pub fn let_go() {
     // SAFETY: a constant path.
     let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
     if null >= 0 {
-        each_descriptor(|descriptor| {
-            if is_device(descriptor) {
-                // SAFETY: the descriptor is the real driver's, which does not work in a forked process.
-                unsafe { libc::dup3(null, descriptor, libc::O_CLOEXEC) };
-            }
+        each_descriptor(|descriptor| match is_of(descriptor, run_directory) {
+            // SAFETY: the descriptor is the real driver's, which does not work in a forked process.
+            Some(Whose::Driver) => drop(unsafe { libc::dup3(null, descriptor, libc::O_CLOEXEC) }),
+            // SAFETY: the descriptor is one of a thread that there is not here.
+            Some(Whose::Ours) => drop(unsafe { libc::close(descriptor) }),
+            None => {}
         });
         // SAFETY: opened above.
         unsafe { libc::close(null) };
@@ -107,20 +112,36 @@ fn each_descriptor(mut act: impl FnMut(c_int)) {
     unsafe { libc::close(directory) };
 }
 
-/// Whether a descriptor is one of a device file of the driver.
-fn is_device(descriptor: c_int) -> bool {
+#[derive(Debug, PartialEq, Eq)]
+enum Whose {
+    Driver,
+    Ours,
+}
+
+/// Whether a descriptor is one of a device file of the driver, or of a file of the run directory.
+fn is_of(descriptor: c_int, run_directory: &[u8]) -> Option<Whose> {
     // SAFETY: the structure is plain data, filled by the call.
     let status = unsafe {
         let mut status: libc::stat = std::mem::zeroed();
         if libc::fstat(descriptor, &mut status) != 0 {
-            return false;
+            return None;
         }
         status
     };
-    if status.st_mode & libc::S_IFMT != libc::S_IFCHR {
-        return false;
+    let mut target = [0u8; libc::PATH_MAX as usize];
+    match status.st_mode & libc::S_IFMT {
+        libc::S_IFCHR => path(descriptor, &mut target)?.starts_with(DEVICES).then_some(Whose::Driver),
+        libc::S_IFREG => {
+            let within = path(descriptor, &mut target)?.strip_prefix(run_directory)?;
+            within.starts_with(b"/").then_some(Whose::Ours)
+        }
+        _ => None,
     }
-    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+}
+
+/// What a descriptor is of.
+fn path(descriptor: c_int, target: &mut [u8]) -> Option<&[u8]> {
+    let mut link = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
     let (mut number, mut digits) = (descriptor.max(0) as u32, [0u8; 10]);
     let mut count = 0;
     while count == 0 || number > 0 {
@@ -129,17 +150,17 @@ fn is_device(descriptor: c_int) -> bool {
         count += 1;
     }
     for (at, digit) in digits[..count].iter().rev().enumerate() {
-        path[14 + at] = *digit;
+        link[14 + at] = *digit;
     }
-    let mut target = [0u8; 64];
     // SAFETY: the path ends in NUL; writes no more than the buffer takes.
-    let length = unsafe { libc::readlink(path.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
-    usize::try_from(length).is_ok_and(|length| target[..length].starts_with(DEVICES))
+    let length = unsafe { libc::readlink(link.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
+    target.get(..usize::try_from(length).ok()?)
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::os::unix::ffi::OsStrExt;
 
     use super::*;
 
@@ -154,12 +175,23 @@ mod tests {
     }
 
     #[test]
+    fn files_of_the_run_directory_are_told_from_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create(directory.path().join("first-pages")).unwrap();
+        let own = directory.path().as_os_str().as_bytes();
+        assert_eq!(is_of(file.as_raw_fd(), own), Some(Whose::Ours));
+        assert_eq!(is_of(file.as_raw_fd(), &own[..own.len() - 1]), None, "it is another one's");
+        std::fs::remove_file(directory.path().join("first-pages")).unwrap();
+        assert_eq!(is_of(file.as_raw_fd(), own), Some(Whose::Ours));
+    }
+
+    #[test]
     fn every_descriptor_and_every_line_is_seen() {
         let file = std::fs::File::open("/dev/zero").unwrap();
         let mut seen = Vec::new();
         each_descriptor(|descriptor| seen.push(descriptor));
         assert!(seen.contains(&file.as_raw_fd()), "{seen:?}");
-        assert!(!is_device(file.as_raw_fd()));
+        assert_eq!(is_of(file.as_raw_fd(), b"/dev"), None, "it is no regular file");
         let mut lines = 0;
         each_line(c"/proc/self/maps", |line| lines += usize::from(line.contains(&b'-')));
         assert!(lines > 10);

@@ -48,15 +48,14 @@ pub fn get() -> Result<&'static Session> {
     Ok(unsafe { &*session })
 }
 
-/// In a forked child: there is no session here. False if there was none before.
-pub fn forget_in_child() -> bool {
+/// In a forked child: there is no session here. That of its parent, if there was one.
+pub fn forget_in_child() -> Option<&'static Session> {
     let session = CURRENT.swap(ptr::null_mut(), Ordering::AcqRel);
-    if session.is_null() {
-        return false;
-    }
-    // SAFETY: as in `get`; the descriptor is the child's own copy, and nobody uses it here any more.
-    unsafe { libc::close((*session).control.as_raw_fd()) };
-    true
+    // SAFETY: as in `get`.
+    let session = unsafe { session.as_ref() }?;
+    // SAFETY: the descriptor is the child's own copy, and nobody uses it here any more.
+    unsafe { libc::close(session.control.as_raw_fd()) };
+    Some(session)
 }
 
 impl Session {
