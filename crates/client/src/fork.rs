@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{inherited, session};
+use crate::{inherited, session, withheld};
 
 static CHILD: AtomicBool = AtomicBool::new(false);
 
@@ -26,6 +26,7 @@ pub fn watch() {
 extern "C" fn child() {
     if let Some(session) = session::forget_in_child() {
         CHILD.store(true, Ordering::Relaxed);
+        withheld::close_in_child();
         inherited::let_go(session.directory.as_os_str().as_bytes());
     }
 }

@@ -68,6 +68,7 @@ mod thread;
 mod thread_slot;
 mod visible;
 mod wake_request;
+mod withheld;
 
 /// By this symbol the sandbox knows our library from another `libcuda.so.1`.
 #[unsafe(no_mangle)]

@@ -1,7 +1,6 @@
 //! Waking the GPU half of this process, which sleeps: by asking at the daemon's admission socket, again and again until it is
 //! awake. The barrier of the calls opens when the new worker says so, not by an answer here.
 
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rekindle_protocol::client::{ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest};
@@ -9,6 +8,7 @@ use rekindle_protocol::frame;
 
 use crate::report::report;
 use crate::session;
+use crate::withheld::WithheldStream;
 
 /// Between two requests, at first and at most.
 const FIRST: Duration = Duration::from_millis(100);
@@ -54,12 +54,13 @@ impl WakeRequester {
 fn ask() -> Result<Admission, String> {
     let session = session::get().map_err(|code| code.to_string())?;
     let path = session.directory.join(ADMISSION_SOCKET);
-    let stream = UnixStream::connect(&path).map_err(|error| {
+    let connection = WithheldStream::connect(&path).map_err(|error| {
         format!("cannot reach the daemon at {}: {error}; is rekindled running?", path.display())
     })?;
+    let stream = connection.stream();
     let _ = stream.set_read_timeout(Some(ANSWER_LIMIT));
-    let (admission, _) = frame::send(&stream, &AdmissionRequest::Knock { version: ADMISSION_VERSION }, &[])
-        .and_then(|()| frame::receive(&stream))
+    let (admission, _) = frame::send(stream, &AdmissionRequest::Knock { version: ADMISSION_VERSION }, &[])
+        .and_then(|()| frame::receive(stream))
         .map_err(|error| format!("the daemon gave no answer: {error}"))?;
     Ok(admission)
 }
