@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{inherited, session, withheld};
+use crate::{inherited, session};
 
 static CHILD: AtomicBool = AtomicBool::new(false);
 
@@ -26,7 +26,6 @@ pub fn watch() {
 extern "C" fn child() {
     if let Some(session) = session::forget_in_child() {
         CHILD.store(true, Ordering::Relaxed);
-        withheld::close_in_child();
         inherited::let_go(session.directory.as_os_str().as_bytes());
     }
 }

@@ -8,10 +8,12 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
+use crate::withheld;
+
 /// The driver's device files, as `/proc` shows them.
 const DEVICES: &[u8] = b"/dev/nvidia";
 
-/// Lets go of the real driver's device files, and of what is open in the run directory. For a process that was just forked:
+/// Lets go of the real driver's device files, and of what another thread had open of ours. For a process that was just forked:
 /// allocates nothing.
 pub fn let_go(run_directory: &[u8]) {
     each_line(c"/proc/self/maps", |line| {
@@ -24,14 +26,14 @@ pub fn let_go(run_directory: &[u8]) {
     });
     // SAFETY: a constant path.
     let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    each_descriptor(|descriptor| match is_of(descriptor, run_directory) {
+        // SAFETY: the descriptor is the real driver's, which does not work in a forked process. Without `null` it stays.
+        Some(Whose::Driver) => drop(unsafe { libc::dup3(null, descriptor, libc::O_CLOEXEC) }),
+        // SAFETY: the descriptor is one of a thread that there is not here.
+        Some(Whose::Ours) => drop(unsafe { libc::close(descriptor) }),
+        None => {}
+    });
     if null >= 0 {
-        each_descriptor(|descriptor| match is_of(descriptor, run_directory) {
-            // SAFETY: the descriptor is the real driver's, which does not work in a forked process.
-            Some(Whose::Driver) => drop(unsafe { libc::dup3(null, descriptor, libc::O_CLOEXEC) }),
-            // SAFETY: the descriptor is one of a thread that there is not here.
-            Some(Whose::Ours) => drop(unsafe { libc::close(descriptor) }),
-            None => {}
-        });
         // SAFETY: opened above.
         unsafe { libc::close(null) };
     }
@@ -118,7 +120,7 @@ enum Whose {
     Ours,
 }
 
-/// Whether a descriptor is one of a device file of the driver, or of a file of the run directory.
+/// Whether a descriptor is one of a device file of the driver, of a file of the run directory, or of a connection that is withheld.
 fn is_of(descriptor: c_int, run_directory: &[u8]) -> Option<Whose> {
     // SAFETY: the structure is plain data, filled by the call.
     let status = unsafe {
@@ -135,6 +137,7 @@ fn is_of(descriptor: c_int, run_directory: &[u8]) -> Option<Whose> {
             let within = path(descriptor, &mut target)?.strip_prefix(run_directory)?;
             within.starts_with(b"/").then_some(Whose::Ours)
         }
+        libc::S_IFSOCK => withheld::is_withheld(status.st_ino).then_some(Whose::Ours),
         _ => None,
     }
 }

@@ -7,8 +7,7 @@ use rekindle_protocol::client::{ADMISSION_SOCKET, ADMISSION_VERSION, Admission, 
 use rekindle_protocol::frame;
 
 use crate::report::report;
-use crate::session;
-use crate::withheld::WithheldStream;
+use crate::{session, withheld};
 
 /// Between two requests, at first and at most.
 const FIRST: Duration = Duration::from_millis(100);
@@ -54,13 +53,12 @@ impl WakeRequester {
 fn ask() -> Result<Admission, String> {
     let session = session::get().map_err(|code| code.to_string())?;
     let path = session.directory.join(ADMISSION_SOCKET);
-    let connection = WithheldStream::connect(&path).map_err(|error| {
+    let stream = withheld::connect(&path).map_err(|error| {
         format!("cannot reach the daemon at {}: {error}; is rekindled running?", path.display())
     })?;
-    let stream = connection.stream();
     let _ = stream.set_read_timeout(Some(ANSWER_LIMIT));
-    let (admission, _) = frame::send(stream, &AdmissionRequest::Knock { version: ADMISSION_VERSION }, &[])
-        .and_then(|()| frame::receive(stream))
+    let (admission, _) = frame::send(&stream, &AdmissionRequest::Knock { version: ADMISSION_VERSION }, &[])
+        .and_then(|()| frame::receive(&stream))
         .map_err(|error| format!("the daemon gave no answer: {error}"))?;
     Ok(admission)
 }
