@@ -164,6 +164,8 @@ def service(rekindle, way, work):
     rekindle("kill", name)
     restored = rekindle.restore(f"{name}-2", f"{name}-restored")
     answer = ask(trigger)[1]
+    again = [rekindle.json("checkpoint", f"{name}-restored", "--to", f"{name}-again-{number}", "--leave-running") for number in range(2)]
+    rekindle("rmi", *(f"{name}-again-{number}" for number in range(2)))
     images = [rekindle.json("inspect", f"{name}-{number}") for number in range(3)]
     rekindle("kill", f"{name}-restored")
     rekindle("rmi", *(f"{name}-{number}" for number in range(3)))
@@ -176,6 +178,7 @@ def service(rekindle, way, work):
         "cpu_written": [cpu_written(image) for image in images],
         "checkpoints": reports,
         "restore": restored,
+        "of_restored": again,
     }
 
 

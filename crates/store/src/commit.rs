@@ -5,7 +5,7 @@
 //! durable. Chunks moved before a failure are collected later.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ impl Draft {
         let manifest = self.sealed()?;
         let chunks = staged_chunks(&manifest);
         self.check_present(&manifest.parts)?;
-        let file = self.make_durable(&manifest, &chunks)?;
+        let (file, chunks) = self.make_durable(&manifest, chunks)?;
         let published = self.publish(manifest, &chunks, file);
         if published.is_err() {
             let (layout, disk) = (self.layout.clone(), self.disk.clone());
@@ -60,19 +60,18 @@ impl Draft {
         Ok(manifest)
     }
 
-    /// Makes all in staging durable, and writes the manifest; its file.
-    fn make_durable(&self, manifest: &Manifest, chunks: &[ChunkRef]) -> Result<File> {
+    /// Makes all in staging durable, and writes the manifest: its file, and the chunks as they are in staging.
+    fn make_durable(&self, manifest: &Manifest, chunks: Vec<ChunkRef>) -> Result<(File, Vec<Staged>)> {
         let path = self.path().join(MANIFEST);
         let text = manifest.to_bytes().map_err(|reason| Error::BadManifest { path: path.clone(), reason })?;
         let kept: Vec<PathBuf> =
             manifest.parts.iter().filter_map(|part| Some(self.path().join(part.file.as_ref()?))).collect();
-        let chunks: Vec<PathBuf> = chunks.iter().filter_map(|chunk| self.staging.place(chunk)).collect();
-        parallel::map(
+        let staged = parallel::map(
             SYNCS,
             kept.len() + chunks.len(),
             || (),
             |(), at| match kept.get(at) {
-                Some(file) => self.sync(file),
+                Some(file) => self.sync(file).map(|()| None),
                 None => self.sync_chunk(&chunks[at - kept.len()]),
             },
         )?;
@@ -84,7 +83,7 @@ impl Draft {
         }
         let file = self.disk.write_new(&path, &text)?;
         self.disk.sync_file(&file, &path)?;
-        Ok(file)
+        Ok((file, staged.into_iter().flatten().collect()))
     }
 
     fn sync(&self, path: &Path) -> Result<()> {
@@ -92,12 +91,14 @@ impl Draft {
         self.disk.sync_file(&file, path)
     }
 
-    /// A chunk with a second name came from the store, and was durable before it came there.
-    fn sync_chunk(&self, path: &Path) -> Result<()> {
-        match bounded::look(path)?.nlink() > 1 {
-            true => Ok(()),
-            false => self.sync(path),
+    /// A chunk with a second name came from the store, and was durable before it came there. None if it has no file.
+    fn sync_chunk(&self, chunk: &ChunkRef) -> Result<Option<Staged>> {
+        let Some(path) = self.staging.place(chunk) else { return Ok(None) };
+        let is_new = bounded::look(&path)?.nlink() == 1;
+        if is_new {
+            self.sync(&path)?;
         }
+        Ok(Some(Staged { chunk: *chunk, path, is_new }))
     }
 
     /// Removes what lies in the directories for kept files and was not taken.
@@ -124,17 +125,17 @@ impl Draft {
     }
 
     /// `file` is the manifest's, by which the image is held from the moment that it is there.
-    fn publish(&self, manifest: Manifest, chunks: &[ChunkRef], file: File) -> Result<Image> {
+    fn publish(&self, manifest: Manifest, chunks: &[Staged], file: File) -> Result<Image> {
         let _collecting_waits = Guard::shared(&self.disk, &self.layout.collect_lock())?;
-        let mut shelves: BTreeMap<u8, Vec<&ChunkRef>> = BTreeMap::new();
-        for chunk in chunks {
-            shelves.entry(chunk.hash.bytes()[0]).or_default().push(chunk);
+        let mut shelves: BTreeMap<u8, Vec<&Staged>> = BTreeMap::new();
+        for staged in chunks {
+            shelves.entry(staged.chunk.hash.bytes()[0]).or_default().push(staged);
         }
         let shelves: Vec<_> = shelves.into_iter().collect();
         let make = |(): &mut (), at: usize| self.disk.create_dir(&self.layout.shelf(shelves[at].0));
         parallel::map(parallel::threads_for(shelves.len()), shelves.len(), || (), make)?;
         self.disk.sync_dir(&self.layout.chunks())?;
-        let fill = |(): &mut (), at: usize| shelves[at].1.iter().try_for_each(|chunk| self.shelve(chunk));
+        let fill = |(): &mut (), at: usize| shelves[at].1.iter().try_for_each(|staged| self.shelve(staged));
         parallel::map(parallel::threads_for(chunks.len()), shelves.len(), || (), fill)?;
         // Behind all of them, so that few journal commits have them all.
         parallel::map(
@@ -154,25 +155,27 @@ impl Draft {
         Ok(image)
     }
 
-    /// Gives a staged chunk its place in the store. One with a second name came from the store and
-    /// only goes back if it was collected since; a new one replaces what is there, which can only
-    /// be the same or damaged.
-    fn shelve(&self, chunk: &ChunkRef) -> Result<()> {
-        let (Some(staged), Some(place)) = (self.staging.place(chunk), self.layout.chunk(chunk)) else {
-            return Ok(());
-        };
-        let names = fs::metadata(&staged).map_err(|error| Error::io("look at", &staged, 0, error))?.nlink();
-        if names > 1 {
-            self.disk.link(&staged, &place)?;
+    /// Gives a staged chunk its place in the store. One that came from the store only goes back if it was collected since; a
+    /// new one replaces what is there, which can only be the same or damaged.
+    fn shelve(&self, staged: &Staged) -> Result<()> {
+        let Some(place) = self.layout.chunk(&staged.chunk) else { return Ok(()) };
+        if !staged.is_new {
             // Nothing is collected before the image is there.
-            self.disk.remove_file(&staged)
-        } else {
-            if place.is_dir() {
-                self.disk.remove_tree(&place)?;
-            }
-            self.disk.rename(&staged, &place)
+            return self.disk.link(&staged.path, &place).map(drop);
         }
+        if place.is_dir() {
+            self.disk.remove_tree(&place)?;
+        }
+        self.disk.rename(&staged.path, &place)
     }
+}
+
+/// A chunk in staging.
+struct Staged {
+    chunk: ChunkRef,
+    path: PathBuf,
+    /// It did not come from the store.
+    is_new: bool,
 }
 
 /// The chunks that the image refers to in the store, each once.

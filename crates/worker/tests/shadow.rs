@@ -81,16 +81,16 @@ fn what_the_program_writes_after_the_cut_is_not_in_the_image() {
     let lane = &mut program.lane;
     upload(lane, 0, buffer, &bytes_of(&vec![7; 5 << 18]));
     lane.ask(ContextSynchronize { device: 0 }).unwrap();
-    let phases = adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
+    let phases = adopt(&draft, program.daemon.ask(ask::Drain { wanted: true, catch_up_us: 0 }));
     assert_eq!((phases[0].name.as_str(), phases[0].bytes), ("drain", 6 * MB));
     draft.commit().unwrap();
     assert_eq!(contents(&store, "first", buffer)[..5 << 20], bytes_of(&before));
     assert_eq!(words(&download(&mut program.lane, 0, buffer, 4)), [7]);
     // There is nothing else to drain, and the next one begins anew.
-    assert!(program.daemon.ask(ask::Drain { wanted: true }).parts.is_empty());
+    assert!(program.daemon.ask(ask::Drain { wanted: true, catch_up_us: 0 }).parts.is_empty());
     let draft = store.begin("second").unwrap();
     save(&program.daemon, &draft);
-    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
+    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true, catch_up_us: 0 }));
     draft.commit().unwrap();
     assert_eq!(words(&contents(&store, "second", buffer)[..5 << 20]), vec![7; 5 << 18]);
     program.end();
@@ -152,7 +152,7 @@ fn work_that_the_gpu_has_goes_on_while_the_program_stands_still() {
     program.daemon.ask(ask::Resume { restored: false, driver_attached: false });
     assert_eq!(waiting[0].ask(StreamAwait { device: 0, stream: 2 }), Ok(true));
     assert_eq!(waiting[1].ask(EventAwait { event: 5 }), Ok(true));
-    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
+    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true, catch_up_us: 0 }));
     draft.commit().unwrap();
     assert_eq!(words(&self::contents(&store, "image", buffer)[..12]), [0x0909_0909, 0x0909_0909, 3]);
     // Who goes on waits as ever.
@@ -224,7 +224,7 @@ fn where_a_gpu_has_no_room_for_a_copy_its_memory_is_written_at_once() {
     let draft = store.begin("image").unwrap();
     let phases = save(&program.daemon, &draft);
     assert!(has(&phases, "GPU memory") && !has(&phases, "shadow copy"), "{phases:?}");
-    assert!(program.daemon.ask(ask::Drain { wanted: true }).parts.is_empty());
+    assert!(program.daemon.ask(ask::Drain { wanted: true, catch_up_us: 0 }).parts.is_empty());
     draft.commit().unwrap();
     assert_eq!(words(&contents(&store, "image", buffer)[..12]), [1, 2, 3]);
     program.end();
@@ -246,7 +246,7 @@ fn a_copy_gives_way_to_what_the_program_allocates() {
     upload(lane, 0, more, &bytes_of(&[4]));
     assert_eq!(lane.ask(MemoryAllocate { device: 0, bytes: 12 * MB }), Err(CUDA_ERROR_OUT_OF_MEMORY));
     // The image lacks nothing.
-    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
+    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true, catch_up_us: 0 }));
     draft.commit().unwrap();
     assert_eq!(words(&contents(&store, "image", buffer)[..12]), [1, 2, 3]);
     program.end();
@@ -286,7 +286,7 @@ fn a_copy_that_is_not_wanted_any_more_gives_its_memory_back() {
         let draft = store.begin(name).unwrap();
         assert!(has(&save(&program.daemon, &draft), "shadow copy"));
         assert!(knobs.used.load(Ordering::Relaxed) >= used + 10 * MB);
-        let parts = program.daemon.ask(ask::Drain { wanted }).parts;
+        let parts = program.daemon.ask(ask::Drain { wanted, catch_up_us: 0 }).parts;
         assert_eq!(parts.is_empty(), !wanted);
         let since = Instant::now();
         while knobs.used.load(Ordering::Relaxed) != used {

@@ -33,7 +33,7 @@ use crate::sandboxes::Sandbox;
 use crate::sandboxes::last_cut::LastCut;
 use crate::sandboxes::last_image::{LastImage, Links, patience};
 use crate::sandboxes::standstill::Standstill;
-use crate::timeline::{CPU, GPU, PAGES, Timeline};
+use crate::timeline::{CPU, PAGES, Timeline};
 use crate::workers::{Worker, WorkerError};
 
 use super::gather::Done;
@@ -258,11 +258,11 @@ impl<'a> Attempt<'a> {
             let (drained, taken) = std::thread::scope(|scope| {
                 let drained = scope.spawn(|| {
                     self.await_copy(followed)?;
-                    self.let_catch_up(GPU, stopped, self.last_cut.and_then(LastCut::new_bytes));
-                    self.drain(draft)
+                    self.drain(draft, self.catch_up(stopped, None))
                 });
                 let taken = giving_way(BESIDE_A_PROGRAM, || {
-                    self.let_catch_up(PAGES, stopped, self.copied_bytes());
+                    let pause = || std::thread::sleep(self.catch_up(stopped, self.copied_bytes()));
+                    self.timeline.lane(PAGES).time("catch up", pause);
                     self.take_cpu(draft, &scratch.path)
                 });
                 (drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), taken)
@@ -275,12 +275,12 @@ impl<'a> Attempt<'a> {
         Ok(AttemptReport { gpu_processes })
     }
 
-    /// Whoever asked the program for something while it stood still is answered first: what writes this half of the image would
-    /// slow that down. Where little is new, as far as is known, that is over soon.
-    fn let_catch_up(&self, half: &'static str, stopped: Duration, new_bytes: Option<u64>) {
-        if matches!(self.request.purpose, Purpose::Image) {
-            let pause = || std::thread::sleep(catch_up(stopped, new_bytes));
-            self.timeline.lane(half).time("catch up", pause);
+    /// For how long a program that stood still so long has the machine to itself: whoever asked it for something meanwhile is
+    /// answered first, which what writes the image would slow down.
+    fn catch_up(&self, stopped: Duration, new_bytes: Option<u64>) -> Duration {
+        match self.request.purpose {
+            Purpose::Image => catch_up(stopped, new_bytes),
+            Purpose::Round | Purpose::Move(_) => Duration::ZERO,
         }
     }
 

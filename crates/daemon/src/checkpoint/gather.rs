@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
+use std::time::Duration;
 
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::tuning;
@@ -73,11 +74,11 @@ impl Attempt<'_> {
     }
 
     /// The program goes on: what was shadowed of its GPU memory comes to the draft.
-    pub(super) fn drain(&self, draft: &Mutex<Option<Draft>>) -> Result<()> {
+    pub(super) fn drain(&self, draft: &Mutex<Option<Draft>>, catch_up: Duration) -> Result<()> {
         let Some(saved_us) = self.saved_us.get() else { return Ok(()) };
         self.reply.progress("drain", 0, 0);
         self.step("draining")?;
-        let drain = |worker: &Arc<Worker>| gpu_half::drain(worker, *saved_us, self.timeline);
+        let drain = |worker: &Arc<Worker>| gpu_half::drain(worker, *saved_us, catch_up, self.timeline);
         let parts = gpu_half::each(self.workers(), drain)?.concat();
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
         draft.as_ref().ok_or(ImageError::NoDraft)?.adopt(parts).map_err(Error::from)

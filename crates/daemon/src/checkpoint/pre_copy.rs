@@ -88,16 +88,21 @@ impl Attempt<'_> {
         let Some(image) = image.filter(|image| image.manifest().id == *id) else { return };
         // The driver keeps GPU memory in the CPU half, where its chunks are not told apart.
         let last_cut = self.last_cut.filter(|_| self.subject.mode == Mode::Sandbox);
-        let written = last_cut.and_then(|last| last.replace(stood_at, &image, self.copied_bytes()));
+        let written = last_cut.and_then(|last| last.replace(stood_at, &image, self.new_bytes()));
         written.into_iter().for_each(|written| self.timeline.note_written(written));
         if let Some(pre_copy) = pre_copy {
             self.keep_protected(pre_copy, &image);
         }
     }
 
-    /// Bytes of memory that were copied ahead since they are not in the last image.
+    /// Bytes of memory that are not in the last image, if there is one.
+    fn new_bytes(&self) -> Option<u64> {
+        self.last_links.get().and_then(|_| self.copied_bytes())
+    }
+
+    /// Bytes of memory that were copied ahead, if that was done.
     pub(super) fn copied_bytes(&self) -> Option<u64> {
-        self.last_links.get()?;
+        self.copied_ahead.get()?;
         let copied = |phase: &Phase| phase.lane == PAGES && COPIES.contains(&&*phase.name);
         Some(self.timeline.phases().iter().filter(|phase| copied(phase)).map(|phase| phase.bytes).sum())
     }

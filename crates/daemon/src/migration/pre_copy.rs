@@ -12,7 +12,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::Round;
 use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached, Contents, Status, ask};
@@ -130,7 +130,7 @@ impl Migration<'_> {
         self.timeline.time("resume", || barrier.resume())?;
         let stopped_us = stopped.elapsed().as_micros() as u64;
         let drained = fault::point("migrate-draining")
-            .and_then(|()| gpu_half::drain(&half.source, saved_us, self.timeline))
+            .and_then(|()| gpu_half::drain(&half.source, saved_us, Duration::ZERO, self.timeline))
             .inspect_err(|_| drop(gpu_half::give_up_drain(&half.source)))?;
         draft.adopt(parts.into_iter().chain(drained).collect())?;
         draft.manifest().gpus = machine::gpus(&half.status);

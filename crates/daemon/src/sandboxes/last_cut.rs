@@ -17,8 +17,6 @@ pub struct LastCut(Mutex<Option<Cut>>);
 struct Cut {
     at: Instant,
     contents: Contents,
-    /// Bytes of GPU memory that were new in it, if there was one before.
-    new_bytes: Option<u64>,
 }
 
 impl LastCut {
@@ -35,13 +33,8 @@ impl LastCut {
             gpu_bytes: new_bytes(image, &before.contents),
             cpu_bytes,
         });
-        *last = Some(Cut { at, contents, new_bytes: written.as_ref().map(|written| written.gpu_bytes) });
+        *last = Some(Cut { at, contents });
         written
-    }
-
-    /// Bytes of GPU memory that were new in the last image, as a guess at those of the next one.
-    pub fn new_bytes(&self) -> Option<u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.new_bytes
     }
 }
 
@@ -89,9 +82,7 @@ mod tests {
         let parts: [(&str, &[u8]); 2] = [("a", &second), ("b", &[7; 4096])];
         let at = began + Duration::from_secs(2);
         let written = Written { since_us: 2_000_000, gpu_bytes: CHUNK as u64 + 4096, cpu_bytes: Some(5) };
-        assert_eq!(last.new_bytes(), None);
         assert_eq!(last.replace(at, &image(&store, "2", &parts), Some(5)), Some(written));
-        assert_eq!(last.new_bytes(), Some(CHUNK as u64 + 4096));
         let written = last.replace(at, &image(&store, "3", &parts[..1]), None);
         assert_eq!(written.map(|written| (written.since_us, written.gpu_bytes)), Some((0, 0)));
     }

@@ -72,10 +72,12 @@ pub fn save(worker: &Worker, staging: &Path, contents: Contents, timeline: &Time
     parts(action, saved, &timeline.lane(GPU), start_us)
 }
 
-/// Waits until all that was shadowed is in the image, too. `saved_us`: when that was asked for.
-pub fn drain(worker: &Worker, saved_us: u64, timeline: &Timeline) -> Result<Vec<Part>> {
+/// Waits until all that was shadowed is in the image, too. `saved_us`: when that was asked for. The program may have the machine
+/// to itself first, for as long as what is new takes to be written, and for `catch_up` at most.
+pub fn drain(worker: &Worker, saved_us: u64, catch_up: Duration, timeline: &Timeline) -> Result<Vec<Part>> {
     let action = "write GPU memory to the image";
-    let drained = worker.ask_within(action, ask::Drain { wanted: true }, &[], None)?;
+    let request = ask::Drain { wanted: true, catch_up_us: catch_up.as_micros() as u64 };
+    let drained = worker.ask_within(action, request, &[], None)?;
     if drained.overwritten {
         return Err(WorkerError::Overwritten.into());
     }
@@ -84,7 +86,7 @@ pub fn drain(worker: &Worker, saved_us: u64, timeline: &Timeline) -> Result<Vec<
 
 /// What was shadowed is not wanted any more.
 pub fn give_up_drain(worker: &Worker) -> Result<()> {
-    worker.ask("give up a copy of GPU memory", ask::Drain { wanted: false }, &[]).map(drop)
+    worker.ask("give up a copy of GPU memory", ask::Drain { wanted: false, catch_up_us: 0 }, &[]).map(drop)
 }
 
 /// Writes pinned memory into it. Only while the program is frozen.

@@ -114,9 +114,11 @@ requests! {
     AwaitCopy {} => bool;
     /// After a `Save` with [`Contents::Shadowed`], whether the program goes on or not: the parts with the contents of GPU
     /// memory, once they are written. Phases begin with that request. Nothing if they were among its own, or are not
-    /// `wanted`: the copy is given up then.
+    /// `wanted`: the copy is given up then. The program may have the machine to itself for `catch_up_us` before anything is
+    /// written, or for as long as writing what is new takes.
     Drain {
         wanted: bool,
+        catch_up_us: u64,
     } => Saved;
     /// Write the pinned memory into the staged image. Only while the program is frozen.
     SavePinned {

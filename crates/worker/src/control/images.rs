@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::fault;
 use rekindle_protocol::worker::{CacheMemory, Cached, Contents, MOST_DESCRIPTORS, Phase, Saved, ask};
@@ -54,7 +54,7 @@ impl Control {
                 return Ok(made.into_iter().collect());
             }
         };
-        let written = begun.drain.finish(|| !is_closed(stream));
+        let written = begun.drain.finish(Duration::ZERO, || !is_closed(stream));
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
         let (_, phases) = written?;
@@ -118,8 +118,8 @@ impl Control {
     }
 
     /// Waits until what was shadowed is in the image, if that is still wanted.
-    pub(super) fn drain(&mut self, stream: &UnixStream, wanted: bool) -> Result<Saved, ControlError> {
-        if !wanted {
+    pub(super) fn drain(&mut self, stream: &UnixStream, request: ask::Drain) -> Result<Saved, ControlError> {
+        if !request.wanted {
             self.forget_ahead();
             let remote = self.remote.clone();
             self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));
@@ -127,7 +127,7 @@ impl Control {
         }
         let shadow = self.remote.ask(|dispatcher| dispatcher.client.shadow.as_ref().map(Shadow::drain))?;
         let Some(drain) = shadow else { return Ok(Saved::default()) };
-        let drained = drain.finish(|| !is_closed(stream));
+        let drained = drain.finish(Duration::from_micros(request.catch_up_us), || !is_closed(stream));
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
         if let Err(image::Error::Overwritten) = drained {

@@ -91,7 +91,7 @@ impl Control {
                 self.save(stream, staging.into(), contents).map(answer::<ask::Save>)
             }
             Request::AwaitCopy(_) => self.await_copy(stream).map(answer::<ask::AwaitCopy>),
-            Request::Drain(ask::Drain { wanted }) => self.drain(stream, wanted).map(answer::<ask::Drain>),
+            Request::Drain(request) => self.drain(stream, request).map(answer::<ask::Drain>),
             Request::SavePinned(ask::SavePinned { staging }) => {
                 self.save_pinned(stream, staging.into()).map(answer::<ask::SavePinned>)
             }

@@ -66,6 +66,22 @@ pub(super) fn save(
     save.run(blocks.map(Preparing::Ready), &progress, stop)
 }
 
+/// How much of it the store does not have; no more is counted than is `enough`. What has no hash yet counts as new.
+pub(super) fn new_bytes(spans: &[Span<'_>], known: &KnownHashes<'_>, enough: u64) -> Result<u64> {
+    let mut new = 0;
+    for span in spans {
+        for chunk in chunks(span, 0..span.location.bytes, known) {
+            let (at, hash) = chunk;
+            let has = hash.map(|hash| span.writer.has(span.from + at.start, hash)).transpose()?;
+            new += if has == Some(true) { 0 } else { at.end - at.start };
+            if new >= enough {
+                return Ok(enough);
+            }
+        }
+    }
+    Ok(new)
+}
+
 /// As [`save`], of memory that the program may change once the guard was told that it is copied. Fails where it has changed before.
 pub(super) fn save_guarded(
     gpus: &Gpus,
@@ -114,7 +130,8 @@ impl Save<'_> {
         let Span { location, from, writer } = &self.spans[piece.number];
         match step {
             Step::Begun => {
-                let chunks = self.chunks(piece);
+                let chunks: Vec<_> =
+                    chunks(&self.spans[piece.number], piece.range.clone(), self.known).collect();
                 if let [(_, None)] = chunks[..] {
                     let (gpu, address) = (gpu(self.gpus, location)?, location.address + piece.range.start);
                     let looks = block.look(gpu, address, piece.count());
@@ -149,13 +166,6 @@ impl Save<'_> {
         }
     }
 
-    fn chunks(&self, piece: &Piece) -> Vec<Chunk> {
-        let Span { location, writer, .. } = &self.spans[piece.number];
-        let starts = (piece.range.start..piece.range.end).step_by(writer.chunk_bytes().max(1) as usize);
-        let range = |start: u64| start..(start + writer.chunk_bytes()).min(piece.range.end);
-        starts.map(|start| (range(start), (self.known)(location, range(start)))).collect()
-    }
-
     fn note_copied(&self, piece: &Piece) {
         if let Some(guard) = self.guard {
             guard.note_copied(piece.number);
@@ -186,6 +196,20 @@ impl Save<'_> {
         fetched.map_err(device("copy a buffer out"))?;
         Ok(Some(Step::Copied(chunks)))
     }
+}
+
+/// Those of a range of a span, which begins where a chunk does.
+fn chunks<'s>(
+    span: &'s Span<'_>,
+    range: Range<u64>,
+    known: &'s KnownHashes<'_>,
+) -> impl Iterator<Item = Chunk> + 's {
+    let bytes = span.writer.chunk_bytes().max(1);
+    range.clone().step_by(bytes as usize).map(move |start| {
+        let chunk = start..(start + bytes).min(range.end);
+        let hash = known(&span.location, chunk.clone());
+        (chunk, hash)
+    })
 }
 
 fn span_of(chunks: &[Chunk]) -> Option<Range<u64>> {

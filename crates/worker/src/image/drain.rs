@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
@@ -22,6 +22,9 @@ use crate::client::{Client, Room};
 
 /// Parts as the store describes them, and how long it took since the save began.
 pub(super) type Drained = (Vec<Value>, Vec<Phase>);
+/// How fast new contents are taken to be written, in bytes a second, to tell for how long.
+const WRITE_RATE: f64 = 5e9;
+
 /// What was written, and through what it was copied.
 pub(super) type Written = (Drained, Option<Blocks>);
 
@@ -48,7 +51,7 @@ struct Rooms {
 /// The write to the image, on a thread of its own.
 #[derive(Default)]
 pub(crate) struct Drain {
-    stop: AtomicBool,
+    pub(super) stop: AtomicBool,
     has_ended: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -61,7 +64,8 @@ enum State {
     /// It has not begun: the program may stand still, and is not to wait for it.
     #[default]
     Waiting,
-    UnderWay,
+    /// The program may have the machine to itself until then; not at all, if somebody waits for what is drained.
+    UnderWay(Option<Instant>),
     Ended(Result<Drained>),
 }
 
@@ -69,13 +73,13 @@ impl Shadow {
     /// `write` is called on a thread of its own once somebody waits for what comes of it.
     pub(super) fn begin(
         rooms: Vec<Room>,
-        write: impl FnOnce(&AtomicBool) -> Result<Written> + Send + 'static,
+        write: impl FnOnce(&Drain) -> Result<Written> + Send + 'static,
     ) -> Shadow {
         let drain = Arc::new(Drain::default());
         let told = drain.clone();
         let run = move || {
             told.await_begin();
-            let drained = write(&told.stop).map(|(drained, blocks)| {
+            let drained = write(&told).map(|(drained, blocks)| {
                 *lock(&told.blocks) = blocks;
                 drained
             });
@@ -150,6 +154,7 @@ impl Shadow {
             if gives_way {
                 drain.stop.store(true, Ordering::Relaxed);
             }
+            drain.begin();
             drop(drain.wait_for_end(|| true));
             drop(lock(&drain.blocks).take());
             let mut rooms = lock(&rooms);
@@ -186,18 +191,19 @@ impl Drop for Shadow {
 }
 
 impl Drain {
-    /// Has it begin, waits until it has ended, and gives what has come of it to the first who asks. It is given up when
-    /// `is_wanted` does not say so any more, which is asked now and then.
-    pub(crate) fn finish(&self, is_wanted: impl Fn() -> bool) -> Result<Drained> {
+    /// Has it begin, waits until it has ended, and gives what has come of it to the first who asks. The program may have the
+    /// machine to itself for so long before anything is written. It is given up when `is_wanted` does not say so any more,
+    /// which is asked now and then.
+    pub(crate) fn finish(&self, catch_up: Duration, is_wanted: impl Fn() -> bool) -> Result<Drained> {
+        self.begin_by((!catch_up.is_zero()).then(|| Instant::now() + catch_up));
         let mut state = self.wait_for_end(is_wanted);
         match std::mem::replace(&mut *state, State::Ended(Ok(Drained::default()))) {
             State::Ended(result) => result,
-            State::Waiting | State::UnderWay => Err(Error::Cancelled),
+            State::Waiting | State::UnderWay(_) => Err(Error::Cancelled),
         }
     }
 
     fn wait_for_end(&self, is_wanted: impl Fn() -> bool) -> MutexGuard<'_, State> {
-        self.begin();
         let mut state = lock(&self.state);
         while !matches!(*state, State::Ended(_)) {
             let waited = self.changed.wait_timeout(state, super::LOOK);
@@ -209,12 +215,42 @@ impl Drain {
         state
     }
 
+    /// Somebody waits for it.
     fn begin(&self) {
         let mut state = lock(&self.state);
-        if matches!(*state, State::Waiting) {
-            *state = State::UnderWay;
+        if !matches!(*state, State::Ended(_)) {
+            *state = State::UnderWay(None);
             self.changed.notify_all();
         }
+    }
+
+    fn begin_by(&self, alone_until: Option<Instant>) {
+        let mut state = lock(&self.state);
+        if matches!(*state, State::Waiting) {
+            *state = State::UnderWay(alone_until);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Whoever asked the program for something while it stood still is answered first: what writes the image would slow that
+    /// down. Where little is new, that is over soon. `new_bytes` tells how much is, and need not count beyond what it is given.
+    /// Whether there was anything to wait for.
+    pub(super) fn let_catch_up(&self, new_bytes: impl FnOnce(u64) -> Result<u64>) -> Result<bool> {
+        let began = Instant::now();
+        let State::UnderWay(Some(limit)) = *lock(&self.state) else { return Ok(false) };
+        let most = limit.saturating_duration_since(began);
+        let writing = new_bytes((most.as_secs_f64() * WRITE_RATE) as u64)? as f64 / WRITE_RATE;
+        let end = began + most.min(Duration::from_secs_f64(writing));
+        let mut state = lock(&self.state);
+        while let State::UnderWay(Some(_)) = *state
+            && let left = end.saturating_duration_since(Instant::now())
+            && !left.is_zero()
+            && !self.stop.load(Ordering::Relaxed)
+        {
+            let waited = self.changed.wait_timeout(state, left.min(super::LOOK));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(true)
     }
 
     fn await_begin(&self) {
@@ -252,6 +288,11 @@ impl Draining {
         Ok(Draining { save, began, phases: Vec::new() })
     }
 
+    /// The program catches up first.
+    pub(super) fn after(self, drain: &Drain, new_bytes: impl FnOnce(u64) -> Result<u64>) -> Result<Draining> {
+        Ok(if drain.let_catch_up(new_bytes)? { self.go_on("catch up", 0, 0) } else { self })
+    }
+
     /// What it has done by now was this: so many bytes, of which some were copied.
     pub(super) fn go_on(mut self, name: &str, bytes: u64, copied: u64) -> Draining {
         self.note(name, bytes, copied);
@@ -285,4 +326,36 @@ impl Draining {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn a_program_catches_up_for_as_long_as_what_is_new_takes_to_be_written() {
+        let drain = Drain::default();
+        assert!(!drain.let_catch_up(|_| unreachable!()).unwrap(), "nobody has asked for it");
+        drain.begin_by(Some(Instant::now() + LONG));
+        for (bytes, milliseconds) in [(0, 0), (50_000_000, 10)] {
+            let began = Instant::now();
+            assert!(drain.let_catch_up(|_| Ok(bytes)).unwrap());
+            assert!(began.elapsed() >= Duration::from_millis(milliseconds) && began.elapsed() < LONG);
+        }
+    }
+
+    #[test]
+    fn a_program_that_waits_for_what_is_drained_does_not_wait_for_itself_to_catch_up() {
+        let drain = Drain::default();
+        drain.begin_by(Some(Instant::now() + LONG));
+        std::thread::scope(|scope| {
+            let caught_up = scope.spawn(|| drain.let_catch_up(Ok).unwrap());
+            drain.begin();
+            assert!(caught_up.join().is_ok());
+        });
+        drain.begin_by(Some(Instant::now() + LONG));
+        assert!(!drain.let_catch_up(|_| unreachable!()).unwrap(), "it has begun");
+    }
 }

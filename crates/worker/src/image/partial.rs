@@ -228,23 +228,25 @@ impl Partial {
         let of: Vec<(usize, u64)> = self.guarded.iter().map(|run| (run.number, run.location.bytes)).collect();
         let guard = (!of.is_empty()).then(|| Guard::new(buffers, &of));
         let guards = guard.clone();
-        let shadow = Shadow::begin(std::mem::take(&mut self.rooms), move |stop| {
-            let mut drain = Draining::begin(save)?;
+        let shadow = Shadow::begin(std::mem::take(&mut self.rooms), move |drain| {
+            let new = self.bytes().copied + self.bytes().guarded;
+            let mut draining = Draining::begin(save)?.after(drain, |_| Ok(new))?;
             let known = |location: &PartLocation, piece| self.hash_of(location, piece);
             let mut blocks = blocks;
             if let Some(guard) = &guard {
                 fault::point("guarded").map_err(|fault| Error::Refused(fault.to_string()))?;
                 let spans = spans(&self.guarded, &work);
-                let (copied, made) = copy_out::save_guarded(&gpus, blocks, &spans, &known, guard, stop)?;
+                let (copied, made) =
+                    copy_out::save_guarded(&gpus, blocks, &spans, &known, guard, &drain.stop)?;
                 blocks = made.map(Preparing::Ready);
-                drain = drain.go_on("drain what has no copy", self.bytes().guarded, copied);
+                draining = draining.go_on("drain what has no copy", self.bytes().guarded, copied);
             }
             // Nobody waits for the rest.
             give_way(BESIDE_A_PROGRAM);
             let spans = spans(&self.shadowed, &work);
-            let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), stop)?;
+            let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), &drain.stop)?;
             drop(spans);
-            Ok((drain.finish(work, self.bytes().copied, copied)?, blocks))
+            Ok((draining.finish(work, self.bytes().copied, copied)?, blocks))
         });
         shadow.guarding(guards)
     }

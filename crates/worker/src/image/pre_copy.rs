@@ -142,9 +142,9 @@ pub(crate) fn begin(
     let told = outcome.clone();
     let writer =
         Writer { remote, gpus, slots, staging, blocks: None, written: Vec::new(), bytes: 0, copied: 0 };
-    let shadow = Shadow::begin(rooms, move |stop| {
+    let shadow = Shadow::begin(rooms, move |drain| {
         give_way(BESIDE_A_PROGRAM);
-        let (ahead, phase) = writer.run(&places, preparing, why, began, stop)?;
+        let (ahead, phase) = writer.run(&places, preparing, why, began, &drain.stop)?;
         *told.lock().unwrap_or_else(PoisonError::into_inner) = ahead;
         Ok(((Vec::new(), vec![phase]), None))
     });

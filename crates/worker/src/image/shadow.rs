@@ -171,13 +171,13 @@ impl Copies {
         let enqueued = under_way.into_iter().filter_map(|(index, event)| Some((gpu(index)?, event)));
         let copies = behind.then(|| Arc::new(EnqueuedCopies::new(enqueued.collect())));
         let enqueued = copies.as_ref().map(Arc::downgrade);
-        let shadow = Shadow::begin(rooms, move |stop| {
+        let shadow = Shadow::begin(rooms, move |drain| {
             give_way(BESIDE_A_PROGRAM);
-            let mut drain = Draining::begin(save)?;
+            let mut draining = Draining::begin(save)?;
             if let Some(copies) = copies {
                 // Nobody gives its memory back before the GPU has written there.
                 copies.wait(|| true)?;
-                drain = drain.go_on("the program's work", 0, 0);
+                draining = draining.go_on("the program's work", 0, 0);
             }
             let (mut hashes, mut blocks) = (None, blocks);
             if let Some(preparing) = blocks {
@@ -187,9 +187,11 @@ impl Copies {
                 blocks = Some(Preparing::Ready(ready));
             }
             let known = |location: &PartLocation, piece| hashes.as_ref()?.of(location, piece);
-            let (copied, blocks) =
-                copy_out::save(&gpus, blocks, &runs::spans(&runs, &work), Some(&known), stop)?;
-            Ok((drain.finish(work, runs::bytes(&runs), copied)?, blocks))
+            let spans = runs::spans(&runs, &work);
+            draining = draining.after(drain, |enough| copy_out::new_bytes(&spans, &known, enough))?;
+            let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), &drain.stop)?;
+            drop(spans);
+            Ok((draining.finish(work, runs::bytes(&runs), copied)?, blocks))
         });
         match enqueued {
             Some(copies) => shadow.coming_behind(copies),
