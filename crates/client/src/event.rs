@@ -12,7 +12,7 @@ use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
 use crate::refusal::refused;
-use crate::stream::resolve;
+use crate::stream::enter;
 use crate::{context, lane, session};
 
 pub struct Event {
@@ -80,7 +80,7 @@ fn record(event: Handle, stream: Handle, flags: u32) -> Result<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let event = arena::get::<Event>(event)?;
-    let target = resolve(stream)?;
+    let target = enter(stream)?;
     if target.device != event.device {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }

@@ -120,7 +120,7 @@ fn carry(copy: &Copy3D) {
 }
 
 fn enqueue(stream: Handle, function: Function) -> Result<()> {
-    let place = stream::resolve(stream)?;
+    let place = stream::enter(stream)?;
     let capture = stream::capture(place)?;
     if capture.status != 0 {
         if matches!(function, Function::Callback(..)) {

@@ -14,7 +14,7 @@ use crate::abi::{Handle, In, Result};
 use crate::arena;
 use crate::export::exports;
 use crate::module::{Found, Kernel};
-use crate::stream::resolve;
+use crate::stream::enter;
 use crate::{device, lane};
 
 /// An array of pointers to parameters, or of keys and values.
@@ -169,7 +169,7 @@ fn launch(
     parameters: Pointers,
     extra: Pointers,
 ) -> Result<()> {
-    let target = resolve(stream)?;
+    let target = enter(stream)?;
     let found = arena::get::<Kernel>(function)?.here()?;
     if found.device != target.device {
         return Err(CUDA_ERROR_INVALID_HANDLE);

@@ -8,7 +8,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ER
 use rekindle_device::Capture;
 use rekindle_protocol::operation::{
     CaptureStatus, FIRST_STREAM, Id, IpcEventWait, StreamAwait, StreamCreate, StreamDestroy, StreamQuery,
-    StreamSynchronize, StreamWaitEvent,
+    StreamRoom, StreamSynchronize, StreamWaitEvent,
 };
 
 use crate::abi::{Handle, In, Out, Result};
@@ -17,7 +17,7 @@ use crate::event::Event;
 use crate::export::{PER_THREAD, exports};
 use crate::green::Green;
 use crate::refusal::refused;
-use crate::{capture, context, lane, session};
+use crate::{capture, context, lane, quiesce, session};
 
 pub struct Stream {
     id: Id,
@@ -68,6 +68,29 @@ pub fn resolve(handle: Handle) -> Result<StreamTarget> {
     };
     session::get()?.sticky_error(target.device)?;
     Ok(target)
+}
+
+/// As [`resolve`], for work: it waits while the stream has as much to do as it takes, unless the call was made from within another
+/// one.
+pub fn enter(handle: Handle) -> Result<StreamTarget> {
+    let target = resolve(handle)?;
+    if session::get()?.board.is_full(target.id) {
+        await_room(target)?;
+    }
+    Ok(target)
+}
+
+#[cold]
+fn await_room(target: StreamTarget) -> Result<()> {
+    let StreamTarget { device, id: stream } = target;
+    // What is captured is not done.
+    while quiesce::may_step_outside()
+        && capture(target)?.status == 0
+        && !lane::ask(&StreamRoom { device, stream })?
+    {
+        quiesce::step_outside();
+    }
+    Ok(())
 }
 
 /// Whether a handle is that of a stream that was made and is there.
@@ -206,7 +229,7 @@ exports! {
         if flags > 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let (target, event) = (resolve(stream)?, arena::get::<Event>(event)?);
+        let (target, event) = (enter(stream)?, arena::get::<Event>(event)?);
         if event.is_interprocess() {
             return lane::ask(&IpcEventWait { device: target.device, stream: target.id, event: event.id });
         }

@@ -8,7 +8,7 @@ use rekindle_protocol::operation::{WaitValue, WriteValue};
 use crate::abi::{Handle, In, Result};
 use crate::export::exports;
 use crate::lane;
-use crate::stream::{StreamTarget, resolve};
+use crate::stream::{StreamTarget, enter};
 
 fn wait(target: StreamTarget, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
     check(address, width)?;
@@ -28,7 +28,7 @@ fn batch(stream: Handle, count: u32, operations: In<BatchMemOp>, flags: u32) -> 
     if flags != 0 || count > 256 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let target = resolve(stream)?;
+    let target = enter(stream)?;
     for operation in operations.slice(count as usize)? {
         let BatchMemOp { address, value, flags, .. } = *operation;
         match operation.operation {
@@ -79,28 +79,28 @@ pub fn words(operation: &ValueOperation) -> BatchMemOpWords {
 
 exports! {
     call fn cuStreamWaitValue32 | cuStreamWaitValue32_ptsz [stream] (stream: Handle, address: u64, value: u32, flags: u32) {
-        wait(resolve(stream)?, address, value.into(), 4, flags)
+        wait(enter(stream)?, address, value.into(), 4, flags)
     }
     call fn cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz [stream] (stream: Handle, address: u64, value: u32, flags: u32) {
-        wait(resolve(stream)?, address, value.into(), 4, flags)
+        wait(enter(stream)?, address, value.into(), 4, flags)
     }
     call fn cuStreamWaitValue64 | cuStreamWaitValue64_ptsz [stream] (stream: Handle, address: u64, value: u64, flags: u32) {
-        wait(resolve(stream)?, address, value, 8, flags)
+        wait(enter(stream)?, address, value, 8, flags)
     }
     call fn cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz [stream] (stream: Handle, address: u64, value: u64, flags: u32) {
-        wait(resolve(stream)?, address, value, 8, flags)
+        wait(enter(stream)?, address, value, 8, flags)
     }
     call fn cuStreamWriteValue32 | cuStreamWriteValue32_ptsz [stream] (stream: Handle, address: u64, value: u32, flags: u32) {
-        write(resolve(stream)?, address, value.into(), 4, flags)
+        write(enter(stream)?, address, value.into(), 4, flags)
     }
     call fn cuStreamWriteValue32_v2 | cuStreamWriteValue32_v2_ptsz [stream] (stream: Handle, address: u64, value: u32, flags: u32) {
-        write(resolve(stream)?, address, value.into(), 4, flags)
+        write(enter(stream)?, address, value.into(), 4, flags)
     }
     call fn cuStreamWriteValue64 | cuStreamWriteValue64_ptsz [stream] (stream: Handle, address: u64, value: u64, flags: u32) {
-        write(resolve(stream)?, address, value, 8, flags)
+        write(enter(stream)?, address, value, 8, flags)
     }
     call fn cuStreamWriteValue64_v2 | cuStreamWriteValue64_v2_ptsz [stream] (stream: Handle, address: u64, value: u64, flags: u32) {
-        write(resolve(stream)?, address, value, 8, flags)
+        write(enter(stream)?, address, value, 8, flags)
     }
     call fn cuStreamBatchMemOp | cuStreamBatchMemOp_ptsz [stream] (stream: Handle, count: u32, operations: In<BatchMemOp>, flags: u32) {
         batch(stream, count, operations, flags)

@@ -60,9 +60,10 @@ impl Context {
         self.scheduler.wait_all()
     }
 
-    /// Puts work on a stream.
+    /// Puts work on a stream. Waits while that has as much to do as it takes.
     pub fn submit(&self, stream: Stream, mut op: Op) -> Result<()> {
         self.scheduler.check()?;
+        self.wait_for_room(stream)?;
         let mut inner = self.inner.lock();
         if let Op::Kernel { kernel, launch, units, .. } = &mut op {
             *units = inner.streams.get(stream)?.units;
@@ -73,7 +74,26 @@ impl Context {
             return inner.capture_action(stream, Action::Op(op));
         }
         let engine = op.engine();
-        self.add(&mut inner, stream, TaskWork::Op(op), engine, &[]).map(drop)
+        let task = self.add(&mut inner, stream, TaskWork::Op(op), engine, &[])?;
+        inner.streams.get_mut(stream)?.queue.push_back(task);
+        Ok(())
+    }
+
+    fn wait_for_room(&self, stream: Stream) -> Result<()> {
+        loop {
+            let mut inner = self.inner.lock();
+            let state = inner.streams.get_mut(stream)?;
+            if state.queue.len() < stream::QUEUE {
+                return Ok(());
+            }
+            self.scheduler.pop_done(&mut state.queue);
+            let Some(oldest) = state.queue.front().copied().filter(|_| state.queue.len() >= stream::QUEUE)
+            else {
+                return Ok(());
+            };
+            drop(inner);
+            self.scheduler.wait(&[oldest])?;
+        }
     }
 
     pub fn call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {

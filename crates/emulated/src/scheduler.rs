@@ -8,7 +8,7 @@
 //! An engine without work sleeps on its condition variable; only waits for a value in memory poll.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -154,6 +154,12 @@ impl Scheduler {
     pub fn retain_pending(&self, tasks: &mut Vec<TaskId>) {
         let state = self.shared.state.lock();
         tasks.retain(|task| state.tasks.contains_key(task));
+    }
+
+    /// Leaves all from the first on that is not done.
+    pub fn pop_done(&self, tasks: &mut VecDeque<TaskId>) {
+        let state = self.shared.state.lock();
+        while tasks.pop_front_if(|task| !state.tasks.contains_key(task)).is_some() {}
     }
 
     pub fn wait(&self, tasks: &[TaskId]) -> Result<()> {

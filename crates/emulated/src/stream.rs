@@ -3,7 +3,7 @@
 //! The legacy default stream waits for all work of the blocking streams, and they wait for its; streams made with
 //! flag 1 (non-blocking) take no part in that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
 use rekindle_device::{Event, Result, Stream};
@@ -17,6 +17,9 @@ pub(crate) const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 const EVENT_FLAGS: u32 = 7;
 
+/// Kernels, copies, fills and values that a stream takes before they are done: as many as one of an NVIDIA driver.
+pub(crate) const QUEUE: usize = 1022;
+
 /// Numbers of one device's streams and events.
 const DEVICE_SHIFT: u32 = 48;
 
@@ -29,9 +32,17 @@ pub(crate) struct StreamState {
     pub blocking: bool,
     pub priority: i32,
     pub last: TaskId,
+    /// Those that take room in it; some may be done.
+    pub queue: VecDeque<TaskId>,
     pub capture: Option<CaptureId>,
     /// The units whose multiprocessors its kernels have; 0: all.
     pub units: u64,
+}
+
+impl StreamState {
+    fn new(blocking: bool, priority: i32, units: u64) -> StreamState {
+        StreamState { blocking, priority, last: NO_TASK, queue: VecDeque::new(), capture: None, units }
+    }
 }
 
 pub(crate) struct EventState {
@@ -54,7 +65,7 @@ pub(crate) struct Streams {
 impl Streams {
     /// Those of a device; no two devices number a stream or an event alike.
     pub fn new(device: u32) -> Streams {
-        let legacy = StreamState { blocking: true, priority: 0, last: NO_TASK, capture: None, units: 0 };
+        let legacy = StreamState::new(true, 0, 0);
         Streams {
             streams: HashMap::from([(Stream::LEGACY.0, legacy)]),
             events: HashMap::new(),
@@ -71,8 +82,7 @@ impl Streams {
         let priority = priority.clamp(greatest, least);
         self.next += 1;
         let blocking = flags & NON_BLOCKING == 0;
-        let state = StreamState { blocking, priority, last: NO_TASK, capture: None, units };
-        self.streams.insert(self.next, state);
+        self.streams.insert(self.next, StreamState::new(blocking, priority, units));
         Ok(Stream(self.next))
     }
 

@@ -29,12 +29,12 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 /// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
 /// boards are laid out. Raised with every change of what there is, operations that come behind all others too. A
 /// restored program speaks that of its image.
-pub const CLIENT_VERSION: u32 = 10;
+pub const CLIENT_VERSION: u32 = 11;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
 /// version 2 no CUDA IPC, version 3 does not change nodes of graphs, version 4 does not know [`ToClient::Release`], version 5 has
 /// no arrays, nodes of fewer kinds, and no parts of the multiprocessors, version 6 puts no graphs into nodes, version 7 does not
-/// ask when requests have waited, version 8 does not say what memory is unused, and version 9 does not know
-/// [`ToClient::GiveBack`]; all that they say is said in the same way since.
+/// ask when requests have waited, version 8 does not say what memory is unused, version 9 does not know
+/// [`ToClient::GiveBack`], and version 10 gives streams work that are full; all that they say is said in the same way since.
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
 /// The first that knows [`ToClient::Release`].
 pub const RELEASING_CLIENT_VERSION: u32 = 5;

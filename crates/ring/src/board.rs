@@ -28,6 +28,7 @@ pub struct Board {
     client: AtomicU32,
     client_version: AtomicU32,
     errors: Line<[AtomicI32; 8]>,
+    full: Line<AtomicU64>,
 }
 
 impl Board {
@@ -40,6 +41,7 @@ impl Board {
             client: AtomicU32::new(Liveness::Starting as u32),
             client_version: AtomicU32::new(0),
             errors: Line(Default::default()),
+            full: Line(AtomicU64::new(0)),
         }
     }
 
@@ -104,6 +106,16 @@ impl Board {
         self.client_version.store(version, Ordering::Release);
     }
 
+    /// These streams have as much to do as they take, and no others.
+    pub fn set_full(&self, streams: impl Iterator<Item = u32>) {
+        self.full.store(streams.fold(0, |all, id| all | bit(id)), Ordering::Release);
+    }
+
+    /// Whether a stream may have as much to do as it takes: it, or one whose number is like its own.
+    pub fn is_full(&self, stream: u32) -> bool {
+        self.full.load(Ordering::Relaxed) & bit(stream) != 0
+    }
+
     /// Notes an asynchronous error of a device (0 to 7); the first one stays until it is taken.
     pub fn set_error(&self, device: usize, code: i32) {
         let _ = self.errors[device & 7].compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
@@ -129,6 +141,10 @@ impl Default for Board {
     fn default() -> Self {
         Self::new()
     }
+}
+
+fn bit(stream: u32) -> u64 {
+    1 << (stream % u64::BITS)
 }
 
 fn liveness(word: &AtomicU32) -> Liveness {

@@ -14,7 +14,7 @@ use rekindle_protocol::operation::{CopyArray, Id, MemoryAllocateAsync, MemoryFre
 use crate::abi::{Handle, In, Out, Result};
 use crate::array::Array;
 use crate::export::exports;
-use crate::stream::{self, StreamTarget, resolve};
+use crate::stream::{self, StreamTarget, enter, resolve};
 use crate::{arena, lane, memory};
 
 use super::Side;
@@ -192,7 +192,7 @@ fn side(kind: u32, host: u64, device: u64) -> SideDescription {
 }
 
 fn bytes(stream: Handle, to: SideDescription, from: SideDescription, count: usize, when: When) -> Result<()> {
-    copy(resolve(stream)?, &to, &from, [count as u64, 1, 1], when)
+    copy(enter(stream)?, &to, &from, [count as u64, 1, 1], when)
 }
 
 fn up(

@@ -7,7 +7,7 @@ use crate::abi::{Handle, In, Out, Result};
 use crate::arena;
 use crate::array::Array;
 use crate::export::exports;
-use crate::stream::{StreamTarget, resolve};
+use crate::stream::{StreamTarget, enter};
 
 use super::linear::When;
 use super::strided::{SideDescription, copy};
@@ -79,7 +79,7 @@ fn batch(
     if count == 0 || stream.0 <= 1 || flags != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let target = resolve(stream)?;
+    let target = enter(stream)?;
     for (index, op) in ops.slice(count)?.iter().enumerate() {
         one(target, op).inspect_err(|_| {
             if let Some(failed) = failed {

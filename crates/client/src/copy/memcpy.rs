@@ -5,26 +5,26 @@ use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use crate::abi::{Handle, In, Out, Result};
 use crate::context;
 use crate::export::exports;
-use crate::stream::resolve;
+use crate::stream::enter;
 
 use super::Side;
 use super::linear::{When, copy};
 
 fn up(stream: Handle, to: u64, from: u64, bytes: usize, when: When) -> Result<()> {
-    copy(resolve(stream)?, Side::Shared(to), Side::host(from, bytes as u64), bytes as u64, when)
+    copy(enter(stream)?, Side::Shared(to), Side::host(from, bytes as u64), bytes as u64, when)
 }
 
 fn down(stream: Handle, to: u64, from: u64, bytes: usize, when: When) -> Result<()> {
-    copy(resolve(stream)?, Side::host(to, bytes as u64), Side::Shared(from), bytes as u64, when)
+    copy(enter(stream)?, Side::host(to, bytes as u64), Side::Shared(from), bytes as u64, when)
 }
 
 fn across(stream: Handle, to: u64, from: u64, bytes: usize, when: When) -> Result<()> {
-    copy(resolve(stream)?, Side::Shared(to), Side::Shared(from), bytes as u64, when)
+    copy(enter(stream)?, Side::Shared(to), Side::Shared(from), bytes as u64, when)
 }
 
 fn any(stream: Handle, to: u64, from: u64, bytes: usize, when: When) -> Result<()> {
     let length = bytes as u64;
-    copy(resolve(stream)?, Side::unified(to, length), Side::unified(from, length), length, when)
+    copy(enter(stream)?, Side::unified(to, length), Side::unified(from, length), length, when)
 }
 
 fn peer(stream: Handle, to: (u64, Handle), from: (u64, Handle), bytes: usize, when: When) -> Result<()> {

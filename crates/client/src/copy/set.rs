@@ -6,7 +6,7 @@ use rekindle_protocol::operation::SetMemory;
 
 use crate::abi::{Handle, Result};
 use crate::export::exports;
-use crate::stream::{self, resolve};
+use crate::stream::{self, enter};
 use crate::{lane, memory};
 
 use super::linear::When;
@@ -39,7 +39,7 @@ pub fn check(set: MemorySet) -> Result<Option<MemorySet>> {
 }
 
 fn fill(stream: Handle, area: Area, value: u32, element: u8, when: When) -> Result<()> {
-    let target = resolve(stream)?;
+    let target = enter(stream)?;
     let set = MemorySet {
         address: area.address,
         pitch: area.pitch as u64,

@@ -8,7 +8,7 @@ use rekindle_protocol::operation::{CopyStrided, NodeAction};
 use crate::abi::{Handle, In, Result};
 use crate::export::exports;
 use crate::graph::NodeResource;
-use crate::stream::{self, StreamTarget, resolve};
+use crate::stream::{self, StreamTarget, enter};
 use crate::{lane, memory};
 
 use super::linear::{self, When};
@@ -202,24 +202,24 @@ pub(super) fn copy(target: StreamTarget, whole: StridedCopy, when: When) -> Resu
 
 exports! {
     call fn cuMemcpy2D_v2 | cuMemcpy2D_v2_ptds {stream} (description: In<Memcpy2D>) {
-        copy(resolve(stream)?, of_2d(&description.get()?), When::Synchronous)
+        copy(enter(stream)?, of_2d(&description.get()?), When::Synchronous)
     }
     call fn cuMemcpy2DUnaligned_v2 | cuMemcpy2DUnaligned_v2_ptds {stream} (description: In<Memcpy2D>) {
-        copy(resolve(stream)?, of_2d(&description.get()?), When::Synchronous)
+        copy(enter(stream)?, of_2d(&description.get()?), When::Synchronous)
     }
     call fn cuMemcpy2DAsync_v2 | cuMemcpy2DAsync_v2_ptsz [stream] (description: In<Memcpy2D>, stream: Handle) {
-        copy(resolve(stream)?, of_2d(&description.get()?), When::Enqueued)
+        copy(enter(stream)?, of_2d(&description.get()?), When::Enqueued)
     }
     call fn cuMemcpy3D_v2 | cuMemcpy3D_v2_ptds {stream} (description: In<Memcpy3D>) {
-        copy(resolve(stream)?, of_3d(&description.get()?), When::Synchronous)
+        copy(enter(stream)?, of_3d(&description.get()?), When::Synchronous)
     }
     call fn cuMemcpy3DAsync_v2 | cuMemcpy3DAsync_v2_ptsz [stream] (description: In<Memcpy3D>, stream: Handle) {
-        copy(resolve(stream)?, of_3d(&description.get()?), When::Enqueued)
+        copy(enter(stream)?, of_3d(&description.get()?), When::Enqueued)
     }
     call fn cuMemcpy3DPeer | cuMemcpy3DPeer_ptds {stream} (description: In<Memcpy3D>) {
-        copy(resolve(stream)?, of_3d(&description.get()?), When::Synchronous)
+        copy(enter(stream)?, of_3d(&description.get()?), When::Synchronous)
     }
     call fn cuMemcpy3DPeerAsync | cuMemcpy3DPeerAsync_ptsz [stream] (description: In<Memcpy3D>, stream: Handle) {
-        copy(resolve(stream)?, of_3d(&description.get()?), When::Enqueued)
+        copy(enter(stream)?, of_3d(&description.get()?), When::Enqueued)
     }
 }

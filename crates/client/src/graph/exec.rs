@@ -13,7 +13,7 @@ use rekindle_protocol::operation::{GraphExecDestroy, GraphExecUpdate, GraphInsta
 use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
-use crate::stream::{self, resolve};
+use crate::stream::{self, enter, resolve};
 use crate::{capture, lane};
 
 use super::condition;
@@ -172,7 +172,7 @@ pub(super) fn is_enabled(exec: Handle, node: Handle) -> Result<bool> {
 fn launch(handle: Handle, stream: Handle) -> Result<()> {
     /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
     const AUTO_FREE: u64 = 1;
-    let (exec, site) = (arena::get::<Exec>(handle)?, resolve(stream)?);
+    let (exec, site) = (arena::get::<Exec>(handle)?, enter(stream)?);
     let captured = stream::capture(site)?;
     if captured.status != 0 {
         if !exec.taken().memory.is_empty() {

@@ -329,6 +329,9 @@ operations! {
 
     /// When requests waited for bytes, of so many times at most, each once: for what, when it began (µs since 1970), and the µs.
     sync data_waits DataWaits { most: u32 } -> Vec<(WaitFor, u64, u64)>;
+
+    /// A wait that gives way, for a stream that has as much to do as it takes to take more.
+    sync stream_room StreamRoom { device: u8, stream: Id } -> bool;
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ pub(crate) struct Context {
     pub scratch: Vec<Event>,
     /// The legacy stream may have unfinished work.
     pub legacy_busy: bool,
+    /// Pieces of work that it was given, as they are counted around.
+    pub legacy_issued: u32,
     /// Streams whose kernels may have printed since the driver last handed out what kernels print.
     pub printing: Vec<Stream>,
     pub meeting: EventJoin,
@@ -56,6 +58,7 @@ impl Context {
             gpu,
             scratch: Vec::new(),
             legacy_busy: false,
+            legacy_issued: 0,
             printing: Vec::new(),
             meeting: EventJoin::default(),
             copies_first: false,
@@ -172,6 +175,7 @@ impl Client {
         }
         note(self.virtual_memory.clear(index, &*device));
         note(self.forget_shared(index));
+        self.forget_backlogs(index);
         let context = self.context_mut(index)?;
         for event in context.freed.drain(..).filter_map(|freed| Some(freed.pending?.1)) {
             context.scratch.push(event);

@@ -293,6 +293,11 @@ impl Handler for Client {
         self.gives_way(answer)
     }
 
+    fn stream_room(&mut self, origin: Origin, request: StreamRoom, _: No) -> Answer<bool> {
+        let answer = self.await_room(origin, request.device, request.stream);
+        self.gives_way(answer)
+    }
+
     fn event_await(&mut self, origin: Origin, request: EventAwait, _: No) -> Answer<bool> {
         let answer = self.synchronize_event(origin, request.event, true);
         self.gives_way(answer)

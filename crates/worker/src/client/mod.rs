@@ -5,6 +5,7 @@
 
 mod arrays;
 mod assumed;
+mod backlog;
 mod behind;
 mod capture;
 mod constants;
@@ -107,6 +108,7 @@ pub(crate) struct Client {
     pub directory: PathBuf,
     pub board_name: String,
     pub board: Option<&'static Board>,
+    backlogs: backlog::Backlogs,
     /// The program's pid as this worker sees it, 0 until it was told.
     pub pid: i32,
     /// Whether the driver half of its process is attached, as far as this worker was told.
@@ -201,6 +203,7 @@ impl Client {
             directory: PathBuf::new(),
             board_name: String::new(),
             board: None,
+            backlogs: backlog::Backlogs::default(),
             pid: 0,
             driver_attached: true,
             uncollected: Vec::new(),

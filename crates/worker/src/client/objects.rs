@@ -19,6 +19,8 @@ pub(crate) struct StreamObject {
     pub handle: Stream,
     /// It may have unfinished work.
     pub busy: bool,
+    /// Pieces of work that it was given, as they are counted around.
+    pub issued: u32,
     /// When it was made, as [`ModuleObject::loaded_at`] counts.
     pub at: u64,
     /// The part of the multiprocessors that it was made on; none: all.

@@ -86,6 +86,7 @@ impl Client {
             priority,
             handle,
             busy: false,
+            issued: 0,
             at,
             part: Some(name),
         };

@@ -8,6 +8,7 @@ use rekindle_protocol::operation::{
 };
 use serde::Serialize;
 
+use super::backlog::is_marked;
 use super::parts::begin_behind_all;
 use super::{Client, StreamObject};
 
@@ -33,23 +34,28 @@ impl Client {
         self.bind(device)?;
         self.waiting.behind = None;
         self.waiting.assumed.note_work();
-        let handle = match id {
+        let (handle, issued) = match id {
             LEGACY_STREAM => {
-                self.context_mut(device)?.legacy_busy = true;
-                Stream::LEGACY
+                let context = self.context_mut(device)?;
+                context.legacy_busy = true;
+                (Stream::LEGACY, &mut context.legacy_issued)
             }
             PER_THREAD_STREAM => {
                 let stream = self.own_stream(origin, device)?;
                 stream.busy = true;
-                stream.handle
+                (stream.handle, &mut stream.issued)
             }
             _ => {
                 let stream = self.streams.get_mut(id)?;
                 stream.busy = true;
-                stream.handle
+                (stream.handle, &mut stream.issued)
             }
         };
+        let is_marked = is_marked(issued);
         self.come_after_assumed(device, handle)?;
+        if is_marked {
+            self.mark_backlog(device, handle, id);
+        }
         Ok((device, handle))
     }
 
@@ -74,6 +80,7 @@ impl Client {
                     priority: 0,
                     handle,
                     busy: false,
+                    issued: 0,
                     at: *history,
                     part: None,
                 }))
@@ -91,7 +98,7 @@ impl Client {
         self.waiting.assumed.note_work();
         begin_behind_all(self.context_mut(device)?, handle)?;
         let at = self.room_for_stream(device, flags, priority);
-        let made = StreamObject { device, flags, priority, handle, busy: false, at, part: None };
+        let made = StreamObject { device, flags, priority, handle, busy: false, issued: 0, at, part: None };
         self.streams.insert(id, made)
     }
 
@@ -119,8 +126,9 @@ impl Client {
         self.on(stream.device)?.stream_destroy(stream.handle)
     }
 
-    /// Another stream may get this one's handle; it must not inherit what this one freed or printed.
+    /// Another stream may get this one's handle; it must not inherit what this one freed, printed or had to do.
     fn forget_stream(&mut self, device: usize, handle: Stream) {
+        self.forget_backlog(device, handle);
         let Ok(context) = self.context_mut(device) else { return };
         context.printing.retain(|stream| *stream != handle);
         for (owner, _) in context.freed.iter_mut().filter_map(|freed| freed.pending.as_mut()) {

@@ -41,6 +41,8 @@ enum Awaited {
     Shared(SharedRecord),
     /// A ring's transfers up to this position.
     Transfers { ring: usize, end: u64 },
+    /// A stream takes more work.
+    Room(Stream),
 }
 
 /// Nothing was issued to a stream behind these transfers of a ring's.
@@ -170,6 +172,11 @@ impl Client {
             true => Answer::Now(Ok(done)),
             false => self.later(origin, device, vec![Awaited::Shared(record)], |_| Ok(done)),
         }
+    }
+
+    /// Answers when a stream takes more work.
+    pub(super) fn when_room(&mut self, origin: Origin, device: usize, stream: Stream) -> Answer<bool> {
+        self.later(origin, device, vec![Awaited::Room(stream)], |_| Ok(true))
     }
 
     /// The wait that was just begun, if there is one, gives way.
@@ -331,6 +338,13 @@ impl Client {
                 Awaited::Event { event, scratch } => (*event, *scratch),
                 Awaited::Shared(record) if !record.is_done() => return None,
                 Awaited::Transfers { ring, end } if !self.are_complete(*ring, *end) => return None,
+                &Awaited::Room(stream) => {
+                    if !self.has_room(device, stream) {
+                        return None;
+                    }
+                    self.waiting.pending[at].events.pop();
+                    continue;
+                }
                 Awaited::Shared(_) | Awaited::Transfers { .. } => {
                     self.waiting.pending[at].events.pop();
                     continue;

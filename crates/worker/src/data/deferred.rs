@@ -148,6 +148,7 @@ fn order_of(client: &Client, ring: usize, record: &Record<'_>) -> Option<Order> 
         | MemoryRange::OPCODE
         | FunctionGet::OPCODE
         | StreamCreate::OPCODE
+        | StreamRoom::OPCODE
         | EventCreate::OPCODE
         | DataLoad::OPCODE
         | DataOpen::OPCODE

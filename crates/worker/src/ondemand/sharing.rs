@@ -276,6 +276,7 @@ pub(super) fn only_waits(opcode: u32) -> bool {
         ContextAwait::OPCODE,
         StreamAwait::OPCODE,
         EventAwait::OPCODE,
+        StreamRoom::OPCODE,
         EventElapsed::OPCODE,
         MemoryRange::OPCODE,
         CaptureStatus::OPCODE,

@@ -136,7 +136,7 @@ fn stream(client: &mut Client, row: &StreamState, part: Option<Id>) -> Result<St
         None => gpu.stream_create(flags, priority),
     };
     let handle = handle.map_err(device("make a stream"))?;
-    Ok(StreamObject { device: index, flags, priority, handle, busy: false, at, part })
+    Ok(StreamObject { device: index, flags, priority, handle, busy: false, issued: 0, at, part })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_protocol::operation::{
     Asynchronous, Copy, Download, EventAwait, EventElapsed, EventQuery, EventSynchronize, Id, MemoryFree,
-    Origin, StreamAwait, StreamQuery, StreamSynchronize, Synchronous, Upload, dispatch,
+    Origin, StreamAwait, StreamQuery, StreamRoom, StreamSynchronize, Synchronous, Upload, dispatch,
 };
 
 use crate::client::Client;
@@ -67,6 +67,8 @@ fn awaited(client: &mut Client, devices: &[usize], entry: &Entry<'_>) -> rekindl
                 client.on(device)?.event_synchronize(handle)
             });
         }
+        // It has learned nothing by it.
+        StreamRoom::OPCODE => return Ok(()),
         _ => {
             for device in devices {
                 while !client.is_idle(*device)? {
