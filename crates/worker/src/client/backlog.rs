@@ -5,13 +5,14 @@
 //! waits, as it would natively:
 //!
 //! ```text
-//!  stream    ══ 128 ═╪═ 128 ═╪═ 128 ═╪═ 128 ═╪═ 128 ═╪    five marks are not reached: the board calls it full
-//!  thread    ── launch ─ launch ─ full? ┄ StreamRoom ┄┄┄┄ three are left ─ launch ─▶
+//!  stream    ══ 64 ══╪══ 64 ══╪══ 64 ══╪ ... ╪══ 64 ══╪    14 marks are not reached: the board calls it full
+//!  thread    ── launch ─ launch ─ full? ┄ StreamRoom ┄┄┄ 12 are left ─ launch ─▶
 //! ```
 //!
-//! With what a thread's ring holds by the time that it is told, that is less than what the driver takes.
+//! With what the rings hold by the time that their threads are told, that is just less than what the driver takes: what is enqueued
+//! is what the GPU does while a program stands still.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use rekindle_device::{Event, Stream};
 use rekindle_protocol::operation::{Answer, Id, Origin};
@@ -19,10 +20,12 @@ use rekindle_protocol::operation::{Answer, Id, Origin};
 use super::Client;
 
 /// Pieces of work between two marks.
-const BATCH: u32 = 128;
-/// Marks of a full stream that are not reached, and of one that has room again.
-const FULL: usize = 5;
-const ROOM: usize = 3;
+const BATCH: u32 = 64;
+/// What a driver takes (an H200's, 580), and what a ring may hold of launches.
+const TAKEN: usize = 1020;
+const IN_A_RING: usize = 120;
+/// Marks that a full stream has reached when it has room again.
+const REACHED: usize = 2;
 
 /// By device and stream, what has come to a mark.
 #[derive(Default)]
@@ -32,7 +35,17 @@ struct Backlog {
     id: Id,
     /// Those that were not reached when it was last looked.
     marks: VecDeque<Event>,
+    /// Whose work was marked, since there were none.
+    rings: HashSet<usize>,
     is_full: bool,
+}
+
+impl Backlog {
+    /// How many marks it may have that are not reached.
+    fn most(&self) -> usize {
+        let full = TAKEN.saturating_sub(IN_A_RING * self.rings.len()) / BATCH as usize;
+        full.saturating_sub(if self.is_full { REACHED } else { 1 })
+    }
 }
 
 /// Whether a stream gets a mark with this piece of work.
@@ -45,18 +58,20 @@ pub(super) fn is_marked(issued: &mut u32) -> bool {
 impl Client {
     /// Puts a mark into a stream. One that cannot be made is done without, and so are those of captures, which give nobody work.
     #[cold]
-    pub(super) fn mark_backlog(&mut self, device: usize, stream: Stream, id: Id) {
+    pub(super) fn mark_backlog(&mut self, origin: Origin, device: usize, stream: Stream, id: Id) {
         if !self.recordings.is_empty() {
             return;
         }
         let Ok(mark) = self.record(device, stream) else { return };
-        let backlog = Backlog { id, marks: VecDeque::new(), is_full: false };
-        self.backlogs.0.entry((device, stream.0)).or_insert(backlog).marks.push_back(mark);
-        self.look_at_backlog(device, stream, FULL - 1);
+        let new = || Backlog { id, marks: VecDeque::new(), rings: HashSet::new(), is_full: false };
+        let backlog = self.backlogs.0.entry((device, stream.0)).or_insert_with(new);
+        backlog.marks.push_back(mark);
+        backlog.rings.insert(origin.ring);
+        self.has_room(device, stream);
     }
 
-    /// Whether at most so many marks of a stream are not reached; it is not full then, and else it is.
-    fn look_at_backlog(&mut self, device: usize, stream: Stream, most: usize) -> bool {
+    /// Whether a stream takes more work, as far as its marks tell.
+    pub(super) fn has_room(&mut self, device: usize, stream: Stream) -> bool {
         let Client { backlogs, contexts, .. } = self;
         let Some(backlog) = backlogs.0.get_mut(&(device, stream.0)) else { return true };
         let mut reached = Vec::new();
@@ -67,7 +82,10 @@ impl Client {
                 reached.push(mark);
             }
         }
-        let is_full = backlog.marks.len() > most;
+        if backlog.marks.is_empty() {
+            backlog.rings.clear();
+        }
+        let is_full = backlog.marks.len() > backlog.most();
         let changes = std::mem::replace(&mut backlog.is_full, is_full) != is_full;
         reached.into_iter().for_each(|mark| self.give_event(device, mark));
         if changes {
@@ -82,13 +100,6 @@ impl Client {
                 self.backlogs.0.values().filter(|backlog| backlog.is_full).map(|backlog| backlog.id),
             );
         }
-    }
-
-    /// Whether a full stream has room again.
-    pub(super) fn has_room(&mut self, device: usize, stream: Stream) -> bool {
-        let is_full = |backlog: &Backlog| backlog.is_full;
-        let was_full = self.backlogs.0.get(&(device, stream.0)).is_some_and(is_full);
-        !was_full || self.look_at_backlog(device, stream, ROOM)
     }
 
     pub(super) fn await_room(&mut self, origin: Origin, device: u8, id: Id) -> Answer<bool> {

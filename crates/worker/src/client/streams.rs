@@ -54,7 +54,7 @@ impl Client {
         let is_marked = is_marked(issued);
         self.come_after_assumed(device, handle)?;
         if is_marked {
-            self.mark_backlog(device, handle, id);
+            self.mark_backlog(origin, device, handle, id);
         }
         Ok((device, handle))
     }
