@@ -24,6 +24,9 @@ pub struct Lane {
     idle: Option<(StreamTarget, Ticket)>,
 }
 
+/// Bytes of requests of which a thread waits to be heard while its stream has much to do: 64 of the shortest.
+const MUCH: u64 = 2 << 10;
+
 /// A request's place in the order of all.
 pub type Ticket = u64;
 
@@ -164,6 +167,21 @@ pub fn is_idle(target: StreamTarget) -> Result<bool> {
 pub fn post_work<A: Asynchronous>(operation: &A, trailer: &[u8]) -> Result<()> {
     give_way_until(|session, lane, give_way| {
         lane.push(session, A::OPCODE, operation, trailer, give_way).map(|pushed| pushed.map(drop))
+    })
+}
+
+/// Waits until the worker has heard of all that the calling thread has asked for, if that is much.
+pub fn be_heard() -> Result<()> {
+    give_way_until(|session, lane, give_way| {
+        if lane.producer.unread() <= MUCH {
+            return Ok(Some(()));
+        }
+        let header = lane.ring.header();
+        let heard = || header.is_drained();
+        match header.space().wait(session.spin, || session.alive(), || heard() || give_way()) {
+            Wait::Dead => Err(CUDA_ERROR_DEVICE_UNAVAILABLE),
+            Wait::Ready => Ok(heard().then_some(())),
+        }
     })
 }
 

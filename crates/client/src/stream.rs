@@ -74,7 +74,7 @@ pub fn resolve(handle: Handle) -> Result<StreamTarget> {
 /// one.
 pub fn enter(handle: Handle) -> Result<StreamTarget> {
     let target = resolve(handle)?;
-    if session::get()?.board.is_full(target.id) {
+    if session::get()?.board.is_deep(target.id) {
         await_room(target)?;
     }
     Ok(target)
@@ -83,8 +83,10 @@ pub fn enter(handle: Handle) -> Result<StreamTarget> {
 #[cold]
 fn await_room(target: StreamTarget) -> Result<()> {
     let StreamTarget { device, id: stream } = target;
+    lane::be_heard()?;
     // What is captured is not done.
-    while quiesce::may_step_outside()
+    while session::get()?.board.is_full(stream)
+        && quiesce::may_step_outside()
         && capture(target)?.status == 0
         && !lane::ask(&StreamRoom { device, stream })?
     {

@@ -28,7 +28,8 @@ pub struct Board {
     client: AtomicU32,
     client_version: AtomicU32,
     errors: Line<[AtomicI32; 8]>,
-    full: Line<AtomicU64>,
+    deep: Line<AtomicU64>,
+    full: AtomicU64,
 }
 
 impl Board {
@@ -41,7 +42,8 @@ impl Board {
             client: AtomicU32::new(Liveness::Starting as u32),
             client_version: AtomicU32::new(0),
             errors: Line(Default::default()),
-            full: Line(AtomicU64::new(0)),
+            deep: Line(AtomicU64::new(0)),
+            full: AtomicU64::new(0),
         }
     }
 
@@ -106,14 +108,23 @@ impl Board {
         self.client_version.store(version, Ordering::Release);
     }
 
-    /// These streams have as much to do as they take, and no others.
-    pub fn set_full(&self, streams: impl Iterator<Item = u32>) {
-        self.full.store(streams.fold(0, |all, id| all | bit(id)), Ordering::Release);
+    /// These streams have much to do, and no others; those that are full as much as they take.
+    pub fn set_deep(&self, streams: impl Iterator<Item = (u32, bool)>) {
+        let all = streams.fold((0, 0), |(deep, full), (id, is_full)| {
+            (deep | bit(id), full | if is_full { bit(id) } else { 0 })
+        });
+        self.full.store(all.1, Ordering::Relaxed);
+        self.deep.store(all.0, Ordering::Release);
     }
 
-    /// Whether a stream may have as much to do as it takes: it, or one whose number is like its own.
+    /// Whether a stream has much to do: it, or one whose number is like its own.
+    pub fn is_deep(&self, stream: u32) -> bool {
+        self.deep.load(Ordering::Relaxed) & bit(stream) != 0
+    }
+
+    /// As [`Board::is_deep`]: as much as it takes.
     pub fn is_full(&self, stream: u32) -> bool {
-        self.full.load(Ordering::Relaxed) & bit(stream) != 0
+        self.full.load(Ordering::Acquire) & bit(stream) != 0
     }
 
     /// Notes an asynchronous error of a device (0 to 7); the first one stays until it is taken.

@@ -145,6 +145,12 @@ impl<'m> Producer<'m> {
         true
     }
 
+    /// Bytes of records that the consumer has not taken.
+    pub fn unread(&mut self) -> u64 {
+        self.head = self.header.head.load(Ordering::Acquire);
+        self.tail - self.head
+    }
+
     fn room(&mut self, bytes: u64) -> bool {
         let has_room = |unread: u64| unread <= AHEAD && self.capacity - unread >= bytes;
         if has_room(self.tail - self.head) {

@@ -9,8 +9,8 @@
 //!  thread    ── launch ─ launch ─ full? ┄ StreamRoom ┄┄┄ 12 are left ─ launch ─▶
 //! ```
 //!
-//! With what the rings hold by the time that their threads are told, that is just less than what the driver takes: what is enqueued
-//! is what the GPU does while a program stands still.
+//! That is just less than what the driver takes: what is enqueued is what the GPU does while a program stands still. The program
+//! learns of it late by what its rings hold, so while a stream is *deep* its threads do not run far ahead of this one.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -21,9 +21,12 @@ use super::Client;
 
 /// Pieces of work between two marks.
 const BATCH: u32 = 64;
-/// What a driver takes (an H200's, 580), and what a ring may hold of launches.
-const TAKEN: usize = 1020;
-const IN_A_RING: usize = 120;
+/// What a driver takes (an H200's, 580), less the marks; and what a ring may hold while a stream is deep.
+const TAKEN: usize = 1020 - 16;
+const IN_A_RING: usize = 65;
+/// Marks that a deep stream has not reached. With all that the rings of two threads hold of the shortest launches, that is what a
+/// driver takes.
+const DEEP: usize = 4;
 /// Marks that a full stream has reached when it has room again.
 const REACHED: usize = 2;
 
@@ -37,14 +40,32 @@ struct Backlog {
     marks: VecDeque<Event>,
     /// Whose work was marked, since there were none.
     rings: HashSet<usize>,
-    is_full: bool,
+    depth: Depth,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Depth {
+    Shallow,
+    Deep,
+    Full,
 }
 
 impl Backlog {
-    /// How many marks it may have that are not reached.
-    fn most(&self) -> usize {
+    fn new(id: Id) -> Backlog {
+        Backlog { id, marks: VecDeque::new(), rings: HashSet::new(), depth: Depth::Shallow }
+    }
+
+    fn look(&mut self) {
+        if self.marks.is_empty() {
+            self.rings.clear();
+        }
         let full = TAKEN.saturating_sub(IN_A_RING * self.rings.len()) / BATCH as usize;
-        full.saturating_sub(if self.is_full { REACHED } else { 1 })
+        let full = full.max(DEEP) - if self.depth == Depth::Full { REACHED - 1 } else { 0 };
+        self.depth = match self.marks.len() {
+            marks if marks >= full => Depth::Full,
+            marks if marks >= DEEP => Depth::Deep,
+            _ => Depth::Shallow,
+        };
     }
 }
 
@@ -63,8 +84,7 @@ impl Client {
             return;
         }
         let Ok(mark) = self.record(device, stream) else { return };
-        let new = || Backlog { id, marks: VecDeque::new(), rings: HashSet::new(), is_full: false };
-        let backlog = self.backlogs.0.entry((device, stream.0)).or_insert_with(new);
+        let backlog = self.backlogs.0.entry((device, stream.0)).or_insert_with(|| Backlog::new(id));
         backlog.marks.push_back(mark);
         backlog.rings.insert(origin.ring);
         self.has_room(device, stream);
@@ -82,24 +102,20 @@ impl Client {
                 reached.push(mark);
             }
         }
-        if backlog.marks.is_empty() {
-            backlog.rings.clear();
-        }
-        let is_full = backlog.marks.len() > backlog.most();
-        let changes = std::mem::replace(&mut backlog.is_full, is_full) != is_full;
+        let was = backlog.depth;
+        backlog.look();
+        let depth = backlog.depth;
         reached.into_iter().for_each(|mark| self.give_event(device, mark));
-        if changes {
-            self.tell_backlogs();
+        if depth != was {
+            self.tell_depths();
         }
-        !is_full
+        depth < Depth::Full
     }
 
-    fn tell_backlogs(&self) {
-        if let Some(board) = self.board {
-            board.set_full(
-                self.backlogs.0.values().filter(|backlog| backlog.is_full).map(|backlog| backlog.id),
-            );
-        }
+    fn tell_depths(&self) {
+        let Some(board) = self.board else { return };
+        let deep = self.backlogs.0.values().filter(|backlog| backlog.depth >= Depth::Deep);
+        board.set_deep(deep.map(|backlog| (backlog.id, backlog.depth == Depth::Full)));
     }
 
     pub(super) fn await_room(&mut self, origin: Origin, device: u8, id: Id) -> Answer<bool> {
@@ -114,8 +130,8 @@ impl Client {
     pub(super) fn forget_backlog(&mut self, device: usize, stream: Stream) {
         let Some(backlog) = self.backlogs.0.remove(&(device, stream.0)) else { return };
         backlog.marks.into_iter().for_each(|mark| self.give_event(device, mark));
-        if backlog.is_full {
-            self.tell_backlogs();
+        if backlog.depth >= Depth::Deep {
+            self.tell_depths();
         }
     }
 
@@ -123,5 +139,26 @@ impl Client {
     pub(super) fn forget_backlogs(&mut self, device: usize) {
         let keys: Vec<_> = self.backlogs.0.keys().filter(|(of, _)| *of == device).copied().collect();
         keys.into_iter().for_each(|(device, stream)| self.forget_backlog(device, Stream(stream)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_takes_less_the_more_threads_use_it_and_has_room_again_when_two_marks_are_reached() {
+        let mut backlog = Backlog::new(0);
+        let mut depth = |rings: usize, marks: u64| {
+            backlog.rings = (0..rings).collect();
+            backlog.marks = (0..marks).map(Event).collect();
+            backlog.look();
+            backlog.depth
+        };
+        assert!(depth(1, 3) == Depth::Shallow && depth(1, 4) == Depth::Deep && depth(1, 13) == Depth::Deep);
+        assert!(depth(1, 14) == Depth::Full && depth(1, 13) == Depth::Full && depth(1, 12) == Depth::Deep);
+        assert!(
+            depth(4, 11) == Depth::Full && depth(100, 4) == Depth::Full && depth(100, 2) == Depth::Shallow
+        );
     }
 }
