@@ -136,6 +136,28 @@ fn waits_for_values_hold_streams() {
 }
 
 #[test]
+fn whoever_gives_a_stream_more_than_it_takes_waits_and_nobody_else_does() {
+    const TAKES: u32 = 1022;
+    let machine = machine("");
+    let gpu = &machine.gpu;
+    let device = buffer(gpu.as_ref(), 2 * MIB);
+    let [stream, other] = [1, 1].map(|flags| gpu.stream_create(flags, 0).unwrap());
+    let open = gate(gpu, stream);
+    (0..TAKES).for_each(|value| fill(gpu, device.address, value, stream));
+    std::thread::scope(|scope| {
+        let more = scope.spawn(|| fill(gpu, device.address, TAKES, stream));
+        fill(gpu, device.address + 4, 7, other);
+        gpu.stream_synchronize(other).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!more.is_finished(), "the stream took one more");
+        open.send(()).unwrap();
+        more.join().unwrap();
+    });
+    gpu.stream_synchronize(stream).unwrap();
+    assert_eq!(download(gpu, device.address, 2), [TAKES, 7]);
+}
+
+#[test]
 fn dropping_the_machine_ends_what_waits() {
     let machine = machine("");
     let gpu = &machine.gpu;
