@@ -68,18 +68,21 @@ pub(super) fn save(
 
 /// How much of it the store does not have; no more is counted than is `enough`. What has no hash yet counts as new.
 pub(super) fn new_bytes(spans: &[Span<'_>], known: &KnownHashes<'_>, enough: u64) -> Result<u64> {
-    let mut new = 0;
-    for span in spans {
-        for chunk in chunks(span, 0..span.location.bytes, known) {
-            let (at, hash) = chunk;
-            let has = hash.map(|hash| span.writer.has(span.from + at.start, hash)).transpose()?;
-            new += if has == Some(true) { 0 } else { at.end - at.start };
-            if new >= enough {
-                return Ok(enough);
-            }
+    let all = spans
+        .iter()
+        .flat_map(|span| chunks(span, 0..span.location.bytes, known).map(move |(at, hash)| (span, at, hash)));
+    let (all, new) = (all.collect::<Vec<_>>(), AtomicU64::new(0));
+    let look = |(): &mut (), number: usize| {
+        let (span, at, hash) = &all[number];
+        if new.load(Ordering::Relaxed) < enough
+            && hash.map(|hash| span.writer.has(span.from + at.start, hash)).transpose()? != Some(true)
+        {
+            new.fetch_add(at.end - at.start, Ordering::Relaxed);
         }
-    }
-    Ok(new)
+        Ok::<_, Error>(())
+    };
+    rekindle_parallel::map(rekindle_parallel::threads_for(all.len()), all.len(), || (), look)?;
+    Ok(new.into_inner().min(enough))
 }
 
 /// As [`save`], of memory that the program may change once the guard was told that it is copied. Fails where it has changed before.

@@ -185,6 +185,7 @@ impl Copies {
                 let all: Vec<_> = filled.iter().map(|(index, filled)| hashing(*index, filled)).collect();
                 hashes = Some(Hashes::fetch(&gpus, &mut ready, &all)?);
                 blocks = Some(Preparing::Ready(ready));
+                draining = draining.go_on("hashes", 0, 0);
             }
             let known = |location: &PartLocation, piece| hashes.as_ref()?.of(location, piece);
             let spans = runs::spans(&runs, &work);
