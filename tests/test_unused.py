@@ -142,3 +142,14 @@ def test_programs_may_have_their_images_whole(library):
         blocks = Blocks(rekindle, library)
         assert blocks.imaged()["unused_bytes"] == 0
         assert blocks.restored() == OWN
+
+
+def test_the_question_leaves_the_program_s_memory_as_it_was_when_criu_was_told_of_it(library):
+    with Rekindle() as rekindle:
+        blocks = Blocks(rekindle, library, "much")
+        dumps = []
+        for number in range(4):
+            report = rekindle.json("checkpoint", "blocks", "--to", f"image-{number}", "--leave-running")
+            dumps += [phase["counts"]["areas known"] for phase in report["phases"] if phase["name"] == "dump"]
+        assert dumps == [1] * 4
+        assert blocks.check() == OWN

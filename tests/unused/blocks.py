@@ -5,7 +5,7 @@ line of the file COMMANDS: `check` prints what chunks hold, `own`, `zeros` or an
 
 Kinds: `plain`; `pool`, where the segment is a pool's own; `mapped`, where the program maps the memory itself; `twice`, where that is
 mapped at another address too; `recorded`, where torch records who allocates; `fails`, where nobody is told; `late`, where telling makes
-a request; `asks`, where a thread makes requests all the time; `keeps`, where one keeps the interpreter until there is a file COMMANDS.
+a request; `much`, where there is much to tell; `asks`, where a thread makes requests all the time; `keeps`, where one keeps the interpreter until there is a file COMMANDS.
 """
 
 import ctypes
@@ -40,6 +40,13 @@ def segment(address, pool):
         blocks.append({"address": at, "size": size, "state": state})
         at += size
     return {"address": address, "total_size": CHUNKS * CHUNK, "segment_pool_id": pool, "blocks": blocks}
+
+
+def other(number):
+    """A segment of nothing that is long."""
+    address = 0x7000_0000_0000 + number * (20 << 20)
+    blocks = [{"address": address + at * 4096, "size": 4096, "state": ("active_allocated", "inactive")[at % 2]} for at in range(60)]
+    return {"address": address, "total_size": 20 << 20, "segment_pool_id": (0, 0), "blocks": blocks}
 
 
 def mapped(times):
@@ -85,6 +92,9 @@ def main():
             return told
 
         torch.cuda.memory_snapshot = ask_and_tell
+    if kind == "much":
+        # As many as a large model has.
+        torch.cuda.memory_snapshot = lambda: [segment(address, (0, 0)), *(other(number) for number in range(150))]
     if kind == "asks":
         set_memory = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuMemsetD32_v2, ctypes.c_void_p)
 

@@ -10,7 +10,8 @@
 //! of the moment that an image is taken of. That the interpreter is held brings the program to such a moment, and no more.
 
 use std::ffi::CStr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{ToWorker, UnusedRange};
@@ -83,8 +84,15 @@ enum State {
 
 struct Question {
     session: &'static Session,
-    /// Who waits with the barrier open; the worker is told if nobody does.
-    answer: Option<Arc<Answer>>,
+    to: Asker,
+}
+
+/// Who asks.
+enum Asker {
+    /// Who closes the barrier.
+    Barrier(Arc<Answer>),
+    /// The worker, while the program runs: what it is to be told.
+    Worker(OnceLock<Vec<UnusedRange>>),
 }
 
 impl Unused {
@@ -104,15 +112,15 @@ impl Unused {
 /// Tells the worker what is unused while the program runs. The question has the program's memory grow by as much as it needs the
 /// next time, when that would be part of a stop.
 pub fn tell(session: &'static Session) {
-    let asked = TORCH.is_loaded() && put(Question { session, answer: None }).is_ok();
-    if !asked {
+    let question = Question { session, to: Asker::Worker(OnceLock::new()) };
+    if !(TORCH.is_loaded() && put(question).is_ok()) {
         let _ = session.send(&ToWorker::Unused(Vec::new()));
     }
 }
 
 fn ask(session: &'static Session) -> Option<Unused> {
     let answer = Arc::new(Answer::default());
-    put(Question { session, answer: Some(answer.clone()) }).ok()?;
+    put(Question { session, to: Asker::Barrier(answer.clone()) }).ok()?;
     let state = answer.state();
     let is_open = |state: &mut State| matches!(state, State::Asked);
     let waited = answer.changed.wait_timeout_while(state, LIMIT, is_open);
@@ -125,20 +133,34 @@ fn ask(session: &'static Session) -> Option<Unused> {
 
 impl Task for Question {
     fn run(&self, held: Option<&Held<'_>>) {
-        let Some(answer) = &self.answer else {
-            let _ = self.session.send(&ToWorker::Unused(held.and_then(free_blocks).unwrap_or_default()));
-            return;
-        };
-        let look = |held| {
-            let requests = self.quiet(answer)?;
-            Some(Unused { ranges: free_blocks(held)?, requests })
-        };
-        answer.give(held.and_then(look));
+        /// The interpreter keeps some of what the first question took, and so takes more for the second one.
+        static WAS_ASKED: AtomicBool = AtomicBool::new(false);
+        match &self.to {
+            Asker::Worker(told) => {
+                if !WAS_ASKED.swap(true, Ordering::Relaxed) {
+                    let _ = held.and_then(free_blocks);
+                }
+                let _ = told.set(held.and_then(free_blocks).unwrap_or_default());
+            }
+            Asker::Barrier(answer) => {
+                let look = |held| {
+                    let requests = self.quiet(answer)?;
+                    Some(Unused { ranges: free_blocks(held)?, requests })
+                };
+                answer.give(held.and_then(look));
+            }
+        }
     }
 
     /// Who waits goes on now: what the interpreter had for this thread is given back.
     fn end(&self) {
-        self.answer.iter().for_each(|answer| answer.changed.notify_all());
+        match &self.to {
+            Asker::Barrier(answer) => answer.changed.notify_all(),
+            Asker::Worker(told) => {
+                let told = told.get().cloned().unwrap_or_default();
+                let _ = self.session.send(&ToWorker::Unused(told));
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The thread that does what the interpreter is needed for. It may wait for the interpreter for as long as the program keeps it.
 //!
 //! There is one, and it stays: a new one in each stop would have a new stack and new room for what it allocates, and CRIU would know
-//! the program's memory no more.
+//! the program's memory no more. For the same reason it has room for what its tasks allocate from the beginning.
 
 use std::collections::VecDeque;
 use std::io;
@@ -59,6 +59,7 @@ fn start() -> io::Result<()> {
 
 /// Nothing of this may be in need of being dropped while the interpreter is waited for.
 extern "C-unwind" fn run(_nothing: *mut libc::c_void) -> *mut libc::c_void {
+    make_room();
     loop {
         let task = Box::into_raw(Box::new(next()));
         // SAFETY: it was made above, and is let go of below.
@@ -70,6 +71,19 @@ extern "C-unwind" fn run(_nothing: *mut libc::c_void) -> *mut libc::c_void {
         given.end();
         // SAFETY: nobody else has it.
         drop(unsafe { Box::from_raw(task) });
+    }
+}
+
+/// Has the C library's room for this thread (its arena) be as large as tasks need it, and stay so: by a block at its end, it is not
+/// made smaller when what lies before is given back. Else it grows and shrinks with each task.
+fn make_room() {
+    /// What the C library takes from the arena, and not from the kernel.
+    const BLOCK: usize = 64 << 10;
+    const BLOCKS: usize = 64;
+    // SAFETY: they are given back once, but for the last.
+    unsafe {
+        let blocks: [*mut libc::c_void; BLOCKS] = std::array::from_fn(|_| libc::malloc(BLOCK));
+        blocks[..BLOCKS - 1].iter().for_each(|block| libc::free(*block));
     }
 }
 
