@@ -45,7 +45,8 @@ def segment(address, pool):
 def other(number):
     """A segment of nothing that is long."""
     address = 0x7000_0000_0000 + number * (20 << 20)
-    blocks = [{"address": address + at * 4096, "size": 4096, "state": ("active_allocated", "inactive")[at % 2]} for at in range(60)]
+    states = ("active_allocated", "inactive")
+    blocks = [{"address": address + at * 4096, "size": 4096, "requested_size": 4000, "state": states[at % 2], "frames": []} for at in range(60)]
     return {"address": address, "total_size": 20 << 20, "segment_pool_id": (0, 0), "blocks": blocks}
 
 
