@@ -11,7 +11,8 @@
 //!   chooses; an exported descriptor keeps its contents beyond this process.
 //! - Nothing that a program asks for ends this process: kernels and copies that meet unmapped or read-only pages make
 //!   the context answer `CUDA_ERROR_ILLEGAL_ADDRESS` from then on, and [`rekindle_device::Device::fault`] says where.
-//! - Calls that queue work return at once, unless a stream has as much as it takes; `query` calls never wait. A device without work takes no processor time.
+//! - Calls that queue work return at once, unless a stream has as much as it takes; `query` calls never wait. A device
+//!   without work takes no processor time.
 
 mod access;
 mod arena;
