@@ -106,8 +106,9 @@ def processes(*directories):
 
 def inside(directory):
     """Command lines, by pid, of those in mount namespaces of sandboxes with something below this directory; CRIU's processes have no
-    environment by which they could be known."""
-    found, own, name = {}, os.readlink("/proc/self/ns/mnt"), os.fsencode(directory.name)
+    environment by which they could be known. A file system that a test has mounted at the directory itself is in sandboxes of other
+    tests too."""
+    found, own, name = {}, os.readlink("/proc/self/ns/mnt"), os.fsencode(directory.name) + b"/"
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if os.readlink(path / "ns/mnt") != own and name in (path / "mountinfo").read_bytes():
