@@ -76,6 +76,11 @@ impl Hashes {
         Ok(Hashes { rows })
     }
 
+    /// No device hashes.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Of a piece of what lies there; none if it was not hashed as an input.
     pub(super) fn of(&self, location: &PartLocation, piece: Range<u64>) -> Option<ContentHash> {
         let begins = location.address + piece.start;

@@ -183,9 +183,12 @@ impl Copies {
             if let Some(preparing) = blocks {
                 let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
                 let all: Vec<_> = filled.iter().map(|(index, filled)| hashing(*index, filled)).collect();
-                hashes = Some(Hashes::fetch(&gpus, &mut ready, &all)?);
+                let fetched = Hashes::fetch(&gpus, &mut ready, &all)?;
+                if !fetched.is_empty() {
+                    draining = draining.go_on("hashes", 0, 0);
+                }
+                hashes = Some(fetched);
                 blocks = Some(Preparing::Ready(ready));
-                draining = draining.go_on("hashes", 0, 0);
             }
             let known = |location: &PartLocation, piece| hashes.as_ref()?.of(location, piece);
             let spans = runs::spans(&runs, &work);
