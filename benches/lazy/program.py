@@ -1,4 +1,4 @@
-"""A function as it is told to: a line of JSON asks, a line of JSON answers.
+"""A function of the driver's interface, as it is told to.
 
 make     MODEL RESERVE     a model of so many MB, brought to the GPU, and as many MB as it might need in buffers of 16 MB
 request  MB                uses so many MB of those, and says seconds
@@ -8,7 +8,6 @@ launches COUNT             seconds of each of so many launches that are not wait
 up       MB TIMES          copies so many MB from pageable memory, again and again: seconds of each
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/features"))
 
 from gpu import Module, call, open_device  # noqa: E402
+from lines import obey  # noqa: E402
 
 MB = 1 << 20
 PART = 16 * MB
@@ -83,12 +83,4 @@ class Function:
         return took[1:]
 
 
-def main():
-    function = Function()
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        print(json.dumps(getattr(function, name)(*arguments)), flush=True)
-
-
-main()
+obey(Function())

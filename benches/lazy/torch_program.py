@@ -1,4 +1,4 @@
-"""A torch function as it is told to: a line of JSON asks, a line of JSON answers.
+"""A function in torch, as it is told to.
 
 make     LAYERS WIDTH BATCH   layers of an encoder, and a batch for it
 request  PAUSES MS            one inference, with so many pauses of so many ms between its layers: seconds without the pauses, a sum
@@ -6,11 +6,10 @@ kept                          bytes that torch's allocator holds, and those of t
 """
 
 import hashlib
-import json
-import sys
 import time
 
 import torch
+from lines import obey
 
 SEQUENCE = 256
 
@@ -43,12 +42,4 @@ class Function:
         return {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
 
 
-def main():
-    function = Function()
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        print(json.dumps(getattr(function, name)(*arguments)), flush=True)
-
-
-main()
+obey(Function())

@@ -261,8 +261,10 @@ impl<'a> Attempt<'a> {
                     self.drain(draft, self.catch_up(stopped, None))
                 });
                 let taken = giving_way(BESIDE_A_PROGRAM, || {
-                    let pause = || std::thread::sleep(self.catch_up(stopped, self.copied_bytes()));
-                    self.timeline.lane(PAGES).time("catch up", pause);
+                    let pause = self.catch_up(stopped, self.copied_bytes());
+                    if !pause.is_zero() {
+                        self.timeline.lane(PAGES).time("catch up", || std::thread::sleep(pause));
+                    }
                     self.take_cpu(draft, &scratch.path)
                 });
                 (drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), taken)
