@@ -91,7 +91,7 @@ impl ClientThread {
                 board.set_client_version(version);
                 self.remote.use_board(board);
                 self.remote.run(move |dispatcher| {
-                    dispatcher.client.board = Some(board);
+                    dispatcher.client.take_board(board);
                     // It begins without an image. Letting go of them takes a while.
                     if let Some(blocks) = dispatcher.blocks.take() {
                         std::thread::spawn(move || drop(blocks));

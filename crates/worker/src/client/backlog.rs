@@ -16,6 +16,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use rekindle_device::{Event, Stream};
 use rekindle_protocol::operation::{Answer, Id, Origin};
+use rekindle_ring::Board;
 
 use super::Client;
 
@@ -110,6 +111,12 @@ impl Client {
             self.tell_depths();
         }
         depth < Depth::Full
+    }
+
+    /// The program's board is this. What a worker before this one has said there of streams holds no more.
+    pub(crate) fn take_board(&mut self, board: &'static Board) {
+        self.board = Some(board);
+        self.tell_depths();
     }
 
     fn tell_depths(&self) {

@@ -431,6 +431,6 @@ fn join_files(
         }
     }
     board.set_worker(Liveness::Alive);
-    dispatcher.client.board = Some(board);
+    dispatcher.client.take_board(board);
     Ok(())
 }
