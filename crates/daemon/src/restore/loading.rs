@@ -62,6 +62,7 @@ fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: 
         if let Err(error) = fault::point("load-awaited") {
             log::warn!("{error}");
         }
+        sandbox.keep_mendable(&worker);
         let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
         let mut worker = worker;
         for _ in 0..MOST_REPLACEMENTS {

@@ -36,24 +36,31 @@ impl Mended {
 }
 
 impl Sandbox {
-    /// Has each worker that serves a process keep what another one would go on from, if that is wanted.
+    /// Has each worker that serves a process keep what another one would go on from, if that is wanted. One that loads answers
+    /// nothing else meanwhile: who waits for that asks it before.
     pub fn see_to_mending(&self) {
-        let record = self.record();
-        let is_wanted = record.limits.mend.is_some() && record.mode == Mode::Sandbox;
-        if !is_wanted || record.state != State::Running {
+        if !self.wants_mending() {
             return;
         }
-        let serves =
-            |worker: &Arc<Worker>| worker.client() != 0 && worker.is_settled() && worker.held().is_none();
+        let serves = |worker: &Arc<Worker>| {
+            worker.client() != 0 && worker.is_settled() && !worker.is_followed() && worker.held().is_none()
+        };
         for worker in self.live_workers().into_iter().filter(serves) {
-            let place = self.mending_place(&worker);
-            let name = self.name();
-            std::thread::spawn(move || {
-                if let Err(error) = worker.keep_mendable(place) {
-                    log::warn!("the loss of a worker of {name:?} would not be mended: {error}");
-                }
-            });
+            let (place, name) = (self.mending_place(&worker), self.name());
+            std::thread::spawn(move || keep(&worker, place, &name));
         }
+    }
+
+    /// Has a worker keep what another one would go on from, if that is wanted and not so already.
+    pub fn keep_mendable(&self, worker: &Worker) {
+        if self.wants_mending() {
+            keep(worker, self.mending_place(worker), &self.name());
+        }
+    }
+
+    fn wants_mending(&self) -> bool {
+        let record = self.record();
+        record.limits.mend.is_some() && record.mode == Mode::Sandbox && record.state == State::Running
     }
 
     /// Where a worker writes the state of its GPU half: a store, and what names there begin with.
@@ -88,6 +95,12 @@ impl Sandbox {
     /// Removes what its workers have written for it.
     pub(super) fn end_mending(&self) {
         forget(&self.mending, &format!("{}.", self.id));
+    }
+}
+
+fn keep(worker: &Worker, place: (String, String), sandbox: &str) {
+    if let Err(error) = worker.keep_mendable(place) {
+        log::warn!("the loss of a worker of {sandbox:?} would not be mended: {error}");
     }
 }
 

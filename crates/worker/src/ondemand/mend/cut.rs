@@ -206,10 +206,11 @@ impl Mend {
         })
     }
 
-    /// As [`Cut::give_up`]; the epoch that counts, if one does, goes on.
+    /// As [`Cut::give_up`]; the epoch that counts, if one does, goes on. The next one is to begin at rest.
     fn give_up_cut(&mut self, client: &mut Client) {
         let Some(cut) = self.cut.as_mut().filter(|cut| !cut.is_void) else { return };
         cut.give_up();
+        self.pace.has_not_cut(Instant::now());
         self.is_timed |= cut.is_timed;
         if !self.is_on {
             // Its journal is of no use either.

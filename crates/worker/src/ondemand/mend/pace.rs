@@ -104,7 +104,7 @@ impl EpochPacing {
         is_in_vain
     }
 
-    /// There is no room, or no memory, for one that begins behind what the GPU has.
+    /// One did not begin behind what the GPU has: there is no room, or no memory, or its copy failed.
     pub(super) fn has_not_cut(&mut self, now: Instant) {
         self.not_cut = Some(now);
     }
