@@ -23,9 +23,13 @@ fn parts(saved: Saved) -> Vec<Part> {
     saved.parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect()
 }
 
+/// A stream of which boards say that it is full: a worker that was lost may have left that.
+const FULL: u32 = 9;
+
 /// Makes the files of the run directory anew, as the daemon does before a restore.
 fn renew(directory: &Path, rings: u32) {
-    BoardMapping::create(&directory.join("board-9-0")).unwrap();
+    let board = BoardMapping::create(&directory.join("board-9-0")).unwrap();
+    board.set_deep(std::iter::once((FULL, true)));
     for ring in 0..rings {
         Ring::create(&directory.join(format!("ring-9-{ring}"))).unwrap();
     }
@@ -61,6 +65,7 @@ fn restore(directory: &Path, image: &Path, rings: u32) -> Program {
     daemon.ask_with(ask::Adopt { pid: 77, driver_attached: false }, &theirs);
     drop(theirs);
     let client = Client::restored(directory, ours);
+    assert!(!client.board.is_deep(FULL) && !client.board.is_full(FULL));
     daemon.ask(ask::Resume { restored: true, driver_attached: false });
     assert_eq!(daemon.ask(ask::Loaded {})[0].name, "GPU memory");
     let lane = client.old_lane(0);
