@@ -57,3 +57,31 @@ def test_memory_is_looked_for_on_each_of_the_gpus(rekindle):
     # Both together have enough.
     with pytest.raises(CommandError, match="it needs 100 MB of GPU memory and 64 MB are free"):
         rekindle("restore", "image", "--name", "short", "--gpu", "emulated:0,1,memory=64M", "-d")
+
+
+FAULTY = """
+import contextlib, sys, time
+sys.path.insert(0, sys.argv[1])
+from gpu import Module, call, driver, open_device
+contexts, modules, words = [], [], []
+for device in range(2):
+    contexts.append(open_device(device))
+    modules.append(Module('extern "C" __global__ void write(int *word) { *word = 1; }'))
+    words.append(call("cuMemAlloc", 4))
+print("ready", flush=True)
+modules[1].write(1, 1, 1 << 40)
+time.sleep(0.5)
+for device in (0, 1, 0, 1, 0):
+    call("cuCtxSetCurrent", contexts[device])
+    with contextlib.nullcontext() if device == 0 else contextlib.suppress(RuntimeError):
+        modules[device].write(1, 1, words[device])
+for device in range(2):
+    call("cuCtxSetCurrent", contexts[device])
+    print(driver.cuCtxSynchronize()[0].name, flush=True)
+"""
+
+
+def test_a_fault_of_one_gpu_is_not_the_other_ones(rekindle):
+    features = PROGRAM.parent.parent / "features"
+    rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", FAULTY, features)
+    assert rekindle.wait_end("program") == ["ready", "CUDA_SUCCESS", "CUDA_ERROR_ILLEGAL_ADDRESS"]

@@ -103,8 +103,9 @@ pub(crate) struct Client {
     pub gpus: Arc<Gpus>,
     /// What it has on each GPU, as its program numbers them; none where it has no context.
     pub contexts: Vec<Option<Context>>,
-    /// The GPU whose context is current on the dispatch thread.
+    /// The GPU that the last operation was for, and the one whose context is current on the dispatch thread, if that is known.
     bound: usize,
+    current: Option<usize>,
     pub directory: PathBuf,
     pub board_name: String,
     pub board: Option<&'static Board>,
@@ -199,7 +200,8 @@ impl Client {
         let mut client = Client {
             contexts: (0..gpus.count()).map(|_| None).collect(),
             gpus,
-            bound: usize::MAX,
+            bound: 0,
+            current: None,
             directory: PathBuf::new(),
             board_name: String::new(),
             board: None,
@@ -260,7 +262,7 @@ impl Client {
         let context = self.contexts.get_mut(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
         if context.is_none() {
             // Making a context has made it current.
-            self.bound = usize::MAX;
+            self.current = None;
             let gpu = self.gpus.open(device)?;
             let context = context.insert(Context::new(gpu, self.gpus.regions.clone()));
             if self.gpus.waits_for_uses() && !self.has_memory_at_once {
@@ -277,17 +279,20 @@ impl Client {
     /// Makes a device's context current on this thread.
     #[inline]
     pub(crate) fn bind(&mut self, device: usize) -> Result<()> {
-        if self.bound == device {
+        if self.current == Some(device) {
             return Ok(());
         }
-        self.context(device)?.device.bind()?;
-        self.bound = device;
+        let gpu = self.context(device)?.device.clone();
+        // One that has failed may be current all the same.
+        (self.bound, self.current) = (device, None);
+        gpu.bind()?;
+        self.current = Some(device);
         Ok(())
     }
 
     /// Another context may be current on this thread by now.
     pub(crate) fn bind_anew(&mut self) {
-        self.bound = usize::MAX;
+        self.current = None;
     }
 
     /// A device with a context. The first has one from the start.
@@ -298,7 +303,7 @@ impl Client {
 
     /// The device that the last operation was for.
     pub(crate) fn bound(&self) -> usize {
-        if self.bound == usize::MAX { 0 } else { self.bound }
+        self.bound
     }
 
     #[inline]

@@ -86,7 +86,7 @@ impl Client {
             return Some(info.parameters);
         }
         // Another context than the current one cannot be asked.
-        let handle = function.handle.filter(|_| self.bound == function.device)?;
+        let handle = function.handle.filter(|_| self.current == Some(function.device))?;
         Some(self.context(function.device).ok()?.device.function_info(handle).ok()?.parameters)
     }
 }
