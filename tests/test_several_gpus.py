@@ -7,6 +7,7 @@ import pytest
 from rekindle import CommandError
 
 PROGRAM = Path(__file__).parent / "several_gpus/two.py"
+FEATURES = Path(__file__).parent / "features"
 TWO = "emulated:devices=2"
 
 
@@ -50,8 +51,7 @@ time.sleep(1000)
 
 
 def test_memory_is_looked_for_on_each_of_the_gpus(rekindle):
-    features = PROGRAM.parent.parent / "features"
-    rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", ON_SECOND, features)
+    rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", ON_SECOND, FEATURES)
     assert rekindle.wait_lines("program", 1)[:1] == ["ready"], rekindle.lines("program")
     rekindle("checkpoint", "program", "--to", "image", "--stop")
     # Both together have enough.
@@ -82,6 +82,5 @@ for device in range(2):
 
 
 def test_a_fault_of_one_gpu_is_not_the_other_ones(rekindle):
-    features = PROGRAM.parent.parent / "features"
-    rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", FAULTY, features)
+    rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", FAULTY, FEATURES)
     assert rekindle.wait_end("program") == ["ready", "CUDA_SUCCESS", "CUDA_ERROR_ILLEGAL_ADDRESS"]
