@@ -240,7 +240,7 @@ def test_a_program_whose_cuts_fail_is_brought_to_rest(point):
         program = Program(rekindle, BRIEF, "kernels", "pinned", file=AHEAD)
         program.on()
         bases = program.mending()["bases"]
-        rekindle.wait(lambda: program.mending()["bases"] > bases, "a copy at rest", limit=30)
+        rekindle.wait(lambda: program.mending()["bases"] >= bases + 4, "copies at rest", limit=40)
         program.on()
         program.lose()
         program.ends()
