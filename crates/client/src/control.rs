@@ -98,18 +98,14 @@ fn serve(session: &'static Session) {
                 genuine::set_attached(driver_attached);
                 quiesce::open();
                 let _ = session.send(&ToWorker::Resumed);
-                genuine::attach_after(genuine::SOON);
                 if restored {
                     first_pages::take(&session.directory);
                 }
             }
             ToClient::Attached { problem } => genuine::attached(problem),
-            ToClient::Release => {
-                genuine::release(|released| {
-                    let _ = session.send(&ToWorker::Released(released));
-                });
-                genuine::attach_after(genuine::UNUSED);
-            }
+            ToClient::Release => genuine::release(|released| {
+                let _ = session.send(&ToWorker::Released(released));
+            }),
             ToClient::Kept => genuine::set_attached(true),
             ToClient::TellUnused => allocators::tell(session),
             ToClient::GiveBack => allocators::give_back(),

@@ -2,10 +2,10 @@
 //!
 //! The real library is opened and initialised; it never makes a context here. Its tables are passed on as they are,
 //! but for [entries](tables) that are about objects of ours. A checkpoint detaches this half of the
-//! process; it is brought back when a new copy of the runtime asks for tables.
+//! process; it is brought back when a new copy of the runtime asks for tables, or [NVML](nvml) is called.
 
 use std::ffi::{CString, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use rekindle_protocol::client::ToWorker;
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::{exports, is_traced};
 use crate::report::report;
-use crate::{connect, control, found_first, session, tables, visible};
+use crate::{connect, control, fork, found_first, nvml, quiesce, session, tables, visible};
 
 /// The id of a table.
 pub type TableId = [u8; 16];
@@ -116,6 +116,8 @@ pub fn is_attached() -> bool {
 
 pub fn set_attached(attached: bool) {
     ATTACHED.store(attached, Ordering::Release);
+    *left() = None;
+    LEFT_NO_LONGER.notify_all();
 }
 
 /// Held by whoever uses the real driver, which is attached for as long.
@@ -128,38 +130,44 @@ fn used() -> Result<RwLockReadGuard<'static, ()>> {
     Ok(used)
 }
 
-/// NVML is in use here. A driver that is detached holds a lock of NVML's: whoever calls that waits until it is attached,
-/// and has nothing to tell us by.
-static NVML: AtomicBool = AtomicBool::new(false);
+/// Until when the driver is left to a checkpoint that was told of, and has not come.
+static LEFT: Mutex<Option<Instant>> = Mutex::new(None);
+static LEFT_NO_LONGER: Condvar = Condvar::new();
+const LEFT_AT_MOST: Duration = Duration::from_secs(10);
 
-/// How long after the program goes on the driver is attached for NVML. Not at once: it has better to do just after a restore.
-pub const SOON: Duration = Duration::from_secs(1);
-/// And how long after it was given up for a checkpoint, of which nothing may come.
-pub const UNUSED: Duration = Duration::from_secs(10);
+fn left() -> MutexGuard<'static, Option<Instant>> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-/// Attaches a driver that is detached for NVML's sake, if that is in use, unless this is called again before, or the program
-/// stands still by then.
-pub fn attach_after(wait: Duration) {
-    static LATEST: AtomicU64 = AtomicU64::new(0);
-    let number = LATEST.fetch_add(1, Ordering::Relaxed) + 1;
-    if is_attached() || !NVML.load(Ordering::Relaxed) {
-        return;
+/// Waits for that checkpoint: it would have to detach a driver that is attached before it while the program stands still.
+fn wait_for_checkpoint() {
+    let mut left = left();
+    while let Some(wait) =
+        left.map(|until| until.saturating_duration_since(Instant::now())).filter(|wait| !wait.is_zero())
+    {
+        left = LEFT_NO_LONGER.wait_timeout(left, wait).unwrap_or_else(PoisonError::into_inner).0;
     }
-    let attach_it = move || {
-        std::thread::sleep(wait);
-        // Who sleeps is not woken for this, and goes through here again when it wakes.
-        if LATEST.load(Ordering::Relaxed) != number || crate::quiesce::is_closed() {
-            return;
+}
+
+/// Does what needs the real driver attached when it begins, whenever that can be had.
+pub fn when_attached<T>(what: impl FnOnce() -> T) -> T {
+    const AGAIN: Duration = Duration::from_secs(1);
+    loop {
+        if fork::is_child() || matches!(*driver(), Driver::Absent) {
+            return what();
         }
-        if let (Ok(_inside), Err(code)) = (crate::quiesce::enter(), used().map(drop)) {
-            report(format_args!("calls of NVML wait, since the driver could not be attached again: {code}"));
+        if !quiesce::is_inside() {
+            wait_for_checkpoint();
         }
-    };
-    let started = control::without_signals(|| {
-        std::thread::Builder::new().name("rekindle-attach".to_owned()).spawn(attach_it)
-    });
-    if let Err(error) = started {
-        report(format_args!("calls of NVML wait, since no thread could be started: {error}"));
+        let inside = quiesce::enter();
+        match used() {
+            Ok(_used) => return what(),
+            Err(code) => report(format_args!(
+                "a call of NVML waits, since the driver could not be attached again: {code}"
+            )),
+        }
+        drop(inside);
+        std::thread::sleep(AGAIN);
     }
 }
 
@@ -169,6 +177,7 @@ pub fn release(tell: impl FnOnce(bool)) {
     let unused = USED.try_write().ok().filter(|_| is_attached());
     if unused.is_some() {
         set_attached(false);
+        *left() = Some(Instant::now() + LEFT_AT_MOST);
     }
     tell(unused.is_some());
 }
@@ -258,7 +267,7 @@ exports! {
             report(format_args!("the driver's private table {:032x} was asked for", u128::from_be_bytes(id)));
         }
         connect::initialise(0)?;
-        let _inside = crate::quiesce::enter()?;
+        let _inside = quiesce::enter()?;
         match opened() {
             Driver::Open(_) if tables::is_profilers(&id) => {
                 without_profiler();
@@ -268,7 +277,7 @@ exports! {
                 let _used = used()?;
                 let table = table(get, &id)?;
                 if tables::is_nvmls(&id) {
-                    NVML.store(true, Ordering::Relaxed);
+                    nvml::watch();
                 }
                 out.put(tables::with_ours(&id, table))
             }

@@ -51,6 +51,7 @@ mod logs;
 mod memory;
 mod module;
 mod notification;
+mod nvml;
 mod occupancy;
 mod pages;
 mod python;

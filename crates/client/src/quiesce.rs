@@ -43,6 +43,11 @@ pub fn may_step_outside() -> bool {
     thread::current().depth.get() == 1
 }
 
+/// Whether the calling thread is inside.
+pub fn is_inside() -> bool {
+    thread::current().depth.get() > 0
+}
+
 /// Whether the barrier is closed, or about to be.
 pub fn is_closed() -> bool {
     CLOSED.load(Ordering::Relaxed)

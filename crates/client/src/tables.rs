@@ -6,6 +6,7 @@
 //! | `6e163fbe` | cuFFT | 7: the functions of a module |
 //! | `21318c60` | cuBLAS, cuBLASLt | 51: what tells a stream from others, default streams too |
 //! | `cd3ea2c6` | cuSPARSELt | 1: what a device has, which the driver wants a context for: the worker's is asked |
+//! | `69a28e9f` | NVML | 24, 25: a lock of the driver's, for which that is [attached](nvml) |
 //!
 //! All other entries stay the driver's own. What these do was measured on driver 580.
 //!
@@ -23,7 +24,7 @@ use rekindle_protocol::operation::DeviceFeature;
 
 use crate::abi::{Handle, Out};
 use crate::genuine::TableId;
-use crate::{context, device, export, lane, module, stream, thread};
+use crate::{context, device, export, lane, module, nvml, stream, thread};
 
 type Table = *const *const c_void;
 
@@ -41,12 +42,16 @@ pub fn is_nvmls(id: &TableId) -> bool {
     id.starts_with(&[0x69, 0xa2, 0x8e, 0x9f])
 }
 
+/// Its entries. What they are in one that has others is not known.
+const NVMLS: usize = 34;
+
 /// The driver's table, or a copy of it in which some entries are ours.
 pub fn with_ours(id: &TableId, genuine: Table) -> Table {
     static LOCAL_STORAGE: OnceLock<Vec<usize>> = OnceLock::new();
     static MODULES: OnceLock<Vec<usize>> = OnceLock::new();
     static STREAMS: OnceLock<Vec<usize>> = OnceLock::new();
     static FEATURES: OnceLock<Vec<usize>> = OnceLock::new();
+    static LOCKS: OnceLock<Vec<usize>> = OnceLock::new();
     match id[..4] {
         // Its entries begin at once: it does not say how many there are.
         [0xc6, 0x93, 0x33, 0x6e] => replaced(
@@ -67,6 +72,17 @@ pub fn with_ours(id: &TableId, genuine: Table) -> Table {
         }
         [0xcd, 0x3e, 0xa2, 0xc6] => {
             replaced(&FEATURES, genuine, entries(genuine), &[(1, device_feature as *const () as usize)])
+        }
+        [0x69, 0xa2, 0x8e, 0x9f] if entries(genuine) == NVMLS => {
+            // SAFETY: the table has these entries, which are functions of such types.
+            let [take, give_back] =
+                [24, 25].map(|index| unsafe { std::mem::transmute(genuine.add(index).read()) });
+            nvml::know_drivers(take, give_back);
+            let ours = [
+                (24, nvml::take_drivers as *const () as usize),
+                (25, nvml::give_back_drivers as *const () as usize),
+            ];
+            replaced(&LOCKS, genuine, NVMLS, &ours)
         }
         _ => genuine,
     }
@@ -184,8 +200,8 @@ mod tests {
     }
 
     /// Which entries of a table that says its size are ours.
-    fn ours(begin: [u8; 4]) -> Vec<usize> {
-        let mut genuine: Vec<usize> = (1000..1099).collect();
+    fn ours(begin: [u8; 4], count: usize) -> Vec<usize> {
+        let mut genuine: Vec<usize> = (1000..1000 + count).collect();
         genuine[0] = genuine.len() * size_of::<usize>();
         let mut id = [0; 16];
         id[..4].copy_from_slice(&begin);
@@ -197,9 +213,11 @@ mod tests {
 
     #[test]
     fn only_the_entries_about_objects_of_ours_are_ours() {
-        assert_eq!(ours([0x6e, 0x16, 0x3f, 0xbe]), [7]);
-        assert_eq!(ours([0x21, 0x31, 0x8c, 0x60]), [51]);
-        assert_eq!(ours([0xcd, 0x3e, 0xa2, 0xc6]), [1]);
-        assert!(ours([0; 4]).is_empty());
+        assert_eq!(ours([0x6e, 0x16, 0x3f, 0xbe], 99), [7]);
+        assert_eq!(ours([0x21, 0x31, 0x8c, 0x60], 99), [51]);
+        assert_eq!(ours([0xcd, 0x3e, 0xa2, 0xc6], 99), [1]);
+        assert!(ours([0; 4], 99).is_empty());
+        assert_eq!(ours([0x69, 0xa2, 0x8e, 0x9f], NVMLS), [24, 25]);
+        assert!(ours([0x69, 0xa2, 0x8e, 0x9f], NVMLS + 1).is_empty());
     }
 }
