@@ -237,15 +237,25 @@ impl Image {
         }
     }
 
-    /// Whether all files of a part are there and as long as they were: what can be said without reading them.
-    pub fn check_present(&self, part: &Part) -> Result<()> {
-        let whole = self.file_path(part).map(|path| (path, part.file_length()));
-        let chunks = part.chunks.iter().filter(|_| part.file.is_none());
-        let chunks = chunks.filter_map(|chunk| Some((self.layout.chunk(chunk)?, chunk.stored)));
-        for (path, expected) in whole.into_iter().chain(chunks) {
-            let found = bounded::look(&path).map_err(|error| or_missing(error, &path))?;
-            check_length(&path, found.len(), expected)?;
-        }
+    /// Whether all files of parts are there and as long as they were: what can be said without reading them.
+    pub fn check_present(&self, parts: &[&Part]) -> Result<()> {
+        let check = |path: &Path, expected| {
+            let found = bounded::look(path).map_err(|error| or_missing(error, path))?;
+            check_length(path, found.len(), expected)
+        };
+        let whole = parts.iter().filter_map(|part| Some((self.file_path(part)?, part.file_length())));
+        whole.into_iter().try_for_each(|(path, expected)| check(&path, expected))?;
+        let chunks: Vec<&ChunkRef> =
+            parts.iter().filter(|part| part.file.is_none()).flat_map(|part| &part.chunks).collect();
+        parallel::map(
+            parallel::threads_for(chunks.len()),
+            chunks.len(),
+            || (),
+            |(), at| {
+                let chunk = chunks[at];
+                self.layout.chunk(chunk).map_or(Ok(()), |path| check(&path, chunk.stored))
+            },
+        )?;
         Ok(())
     }
 

@@ -107,7 +107,7 @@ fn use_it(case: &str, store: &Store) {
     if let Some(image) = told(case, store.image(NAME)) {
         let parts: Vec<&Part> = image.manifest().parts.iter().collect();
         for part in &parts {
-            told(case, image.check_present(part));
+            told(case, image.check_present(&[*part]));
             told(case, image.read_part(part, 0, &mut vec![0; part.bytes as usize]));
             told(case, image.open_raw(part, 0, part.chunks[0].bytes));
         }

@@ -42,7 +42,7 @@ pub fn check(image: &Image, threads: usize) -> Result<PathBuf> {
         image.parts(PartKind::CpuFile).partition(|part| is_contents(part));
     image.check_parts(&parts, threads)?;
     // CRIU opens them before they are read here.
-    contents.iter().try_for_each(|part| image.check_present(part))?;
+    image.check_present(&contents)?;
     // CRIU looks for files that a dump need not have.
     if !(parts.is_empty() && contents.is_empty()) {
         image.check_alone(&PartKind::CpuFile)?;

@@ -192,7 +192,7 @@ pub fn link(image: &Image, directory: &Path) -> Result<()> {
             reason: format!("its page file {:?} does not lie in a file of its own", part.name),
         })?;
         // A link would be made of anything, and CRIU wait for a pipe to be written to.
-        image.check_present(part).map_err(|error| shared_pages::explained(image, error))?;
+        image.check_present(&[part]).map_err(|error| shared_pages::explained(image, error))?;
         CHECKED.keeping(&from, || fs::hard_link(&from, &to)).map_err(|source| match source.kind() {
             ErrorKind::NotFound => {
                 shared_pages::explained(image, rekindle_store::Error::ChunkMissing { path: from.clone() })

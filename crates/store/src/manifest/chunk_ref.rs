@@ -4,7 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::hash::ContentHash;
 
@@ -23,8 +24,7 @@ pub enum Encoding {
 }
 
 /// Some contents: which, how long, and how they are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRef {
     /// Of the contents, not of how they are kept. All-zero chunks carry none; theirs is zero.
     pub hash: ContentHash,
@@ -65,17 +65,28 @@ impl fmt::Display for ChunkRef {
     }
 }
 
-impl From<ChunkRef> for String {
-    fn from(chunk: ChunkRef) -> String {
-        chunk.to_string()
+impl Serialize for ChunkRef {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
-impl TryFrom<String> for ChunkRef {
-    type Error = String;
+impl<'de> Deserialize<'de> for ChunkRef {
+    /// Copies no text: a manifest has thousands of them, and is read by whoever begins a restore.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ChunkRef, D::Error> {
+        struct Line;
+        impl Visitor<'_> for Line {
+            type Value = ChunkRef;
 
-    fn try_from(text: String) -> Result<ChunkRef, String> {
-        text.parse()
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a chunk's line")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ChunkRef, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Line)
     }
 }
 
@@ -85,10 +96,11 @@ impl FromStr for ChunkRef {
     fn from_str(text: &str) -> Result<ChunkRef, String> {
         let wrong = |what: &str| format!("the chunk {text:?} is not understood: {what}");
         let number = |digits: &str| digits.parse::<u64>().map_err(|_| wrong("a size is a whole number"));
-        let fields: Vec<&str> = text.split(' ').collect();
-        let chunk = match fields[..] {
-            ["zero", bytes] => ChunkRef::zero(number(bytes)?),
-            [encoding @ ("raw" | "zstd"), bytes, stored, hash] => ChunkRef {
+        let mut fields = text.split(' ');
+        let [encoding, bytes, stored, hash, more] = [(); 5].map(|()| fields.next());
+        let chunk = match (encoding, bytes, stored, hash, more) {
+            (Some("zero"), Some(bytes), None, ..) => ChunkRef::zero(number(bytes)?),
+            (Some(encoding @ ("raw" | "zstd")), Some(bytes), Some(stored), Some(hash), None) => ChunkRef {
                 hash: hash.parse().map_err(wrong)?,
                 bytes: number(bytes)?,
                 stored: number(stored)?,

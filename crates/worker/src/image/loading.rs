@@ -188,7 +188,8 @@ impl Loading {
             loaded: None,
         };
         // What can be told without reading is told before the program runs.
-        parts.iter().try_for_each(|(_, part)| work.image.check_present(part))?;
+        let parts: Vec<&Part> = parts.into_iter().map(|(_, part)| part).collect();
+        work.image.check_present(&parts)?;
         Ok(loading)
     }
 

@@ -71,7 +71,7 @@ pub(crate) fn restore(
     let encoded = read_state(&image)?;
     let mut state = State::decode(&encoded)?;
     let blocks = begin(dispatcher, &image, &state)?;
-    let code_parts = CodeParts::begin(Image::open(image.path())?, &state, kernels::PART);
+    let code_parts = CodeParts::begin(image.clone(), &state, kernels::PART);
     timer.lap("worker state", 0);
     let RestoreOptions {
         directory,
@@ -175,9 +175,8 @@ pub(crate) fn restore(
     };
     let to_load = dispatcher.client.data.declared().map(|(address, _)| (buffer_part(address), address));
     let to_load = to_load.filter(|(part, _)| !declared.contains_key(part)).collect();
-    // A second view of both, for the thread that loads.
     let work = LoadTask {
-        image: Image::open(image.path())?,
+        image: image.clone(),
         state: State::decode(&encoded)?,
         windows,
         gpus,
