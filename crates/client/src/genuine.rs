@@ -152,6 +152,7 @@ fn wait_for_checkpoint() {
 /// Does what needs the real driver attached when it begins, whenever that can be had.
 pub fn when_attached<T>(what: impl FnOnce() -> T) -> T {
     const AGAIN: Duration = Duration::from_secs(1);
+    let mut is_told = false;
     loop {
         if fork::is_child() || matches!(*driver(), Driver::Absent) {
             return what();
@@ -162,9 +163,13 @@ pub fn when_attached<T>(what: impl FnOnce() -> T) -> T {
         let inside = quiesce::enter();
         match used() {
             Ok(_used) => return what(),
-            Err(code) => report(format_args!(
-                "a call of NVML waits, since the driver could not be attached again: {code}"
-            )),
+            Err(code) if !is_told => {
+                report(format_args!(
+                    "a call of NVML waits, since the driver could not be attached again: {code}"
+                ));
+                is_told = true;
+            }
+            Err(_) => {}
         }
         drop(inside);
         std::thread::sleep(AGAIN);
@@ -290,5 +295,25 @@ exports! {
                 Err(CUDA_ERROR_NOT_FOUND)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_of_nvml_waits_for_the_checkpoint_that_was_told_of() {
+        *left() = Some(Instant::now() + Duration::from_secs(600));
+        let waits = std::thread::spawn(wait_for_checkpoint);
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!waits.is_finished());
+        // The program goes on.
+        set_attached(false);
+        waits.join().unwrap();
+        *left() = Some(Instant::now() + Duration::from_millis(50));
+        // None comes.
+        wait_for_checkpoint();
+        assert!(left().take().is_some_and(|until| until <= Instant::now()));
     }
 }

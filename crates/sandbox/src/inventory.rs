@@ -6,6 +6,7 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -161,7 +162,10 @@ impl Inventory {
     /// What on this machine is not as the program had it; empty if a restore may go on.
     /// It will see `mounts`.
     pub fn check(&self, mounts: &Mounts) -> Vec<Mismatch> {
-        let mut out: Vec<_> = self.files.iter().filter_map(|file| file.check(mounts)).collect();
+        let threads = rekindle_parallel::threads_for(self.files.len());
+        let check = |(): &mut (), at: usize| Ok::<_, Infallible>(self.files[at].check(mounts));
+        let Ok(files) = rekindle_parallel::map(threads, self.files.len(), || (), check);
+        let mut out: Vec<_> = files.into_iter().flatten().collect();
         out.extend(self.directories.iter().filter_map(|path| check_directory(path, mounts)));
         out.extend(self.open_files.iter().filter_map(|file| check_open(file, mounts)));
         let limit =

@@ -86,9 +86,9 @@ impl ImageMetadata {
         let refused = |reason: String| {
             ImageError::CannotRestore { image: image.manifest().name.clone(), reason }.into()
         };
-        let field = image.manifest().extra.get(FIELD).cloned();
+        let field = image.manifest().extra.get(FIELD);
         let field = field.ok_or_else(|| refused("it does not say how its sandbox was made".to_string()))?;
-        let metadata: ImageMetadata = serde_json::from_value(field)
+        let metadata = ImageMetadata::deserialize(field)
             .map_err(|error| refused(format!("what it says of its sandbox cannot be understood: {error}")))?;
         let halves: Vec<u32> = match &metadata.clients[..] {
             [] | [_] => Vec::new(),

@@ -45,7 +45,7 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::traces::Tracing;
 use crate::sandboxes::{Sandbox, SandboxError};
 use crate::sleep::wake;
-use crate::timeline::{Clock, Timeline};
+use crate::timeline::{CPU, Clock, Timeline};
 use crate::workers::WorkerError;
 use crate::workers::gpu_half;
 use crate::{fault, frameworks, network};
@@ -169,12 +169,18 @@ pub fn restore(
         (Some(_), Mode::Driver) => return Err(LifecycleError::OwnContext.into()),
     }
     portions::check(&request.limits, request.tenant, mode)?;
-    let pairs = timeline.time("checks", || {
-        daemon.criu()?;
-        preflight::check_machine(&daemon.paths, &image, &metadata, &mounts)?;
-        driver_half::check(&daemon.driver, || daemon.criu(), &image, &metadata, request.gpu_map)
+    let pairs = std::thread::scope(|scope| {
+        let look = || timeline.lane(CPU).time("check", || cpu_half::check(&image, available_threads()));
+        let files = scope.spawn(look);
+        let pairs = timeline.time("checks", || {
+            daemon.criu()?;
+            preflight::check_machine(&daemon.paths, &image, &metadata, &mounts)?;
+            driver_half::check(&daemon.driver, || daemon.criu(), &image, &metadata, request.gpu_map)
+        });
+        let checked = files.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // What the machine lacks is told first.
+        pairs.and_then(|pairs| checked.map(|_| pairs))
     })?;
-    timeline.time("check", || cpu_half::check(&image, available_threads()))?;
     fault::point("restore-checked")?;
     reply.progress("restore", 0, 0);
     let mut tries = 0;
