@@ -35,8 +35,8 @@ unit: setup build ## Tests of the crates
 
 system: setup build ## Whole programs through the real binaries, on the emulated GPU
 	scripts/chromium || echo "tests with a browser will be skipped" >&2
-	$(PYTHON) -m pytest tests -q -n $(TESTS_AT_ONCE) --dist worksteal
-	$(PYTHON) -m pytest python/tests -q -n $(TESTS_AT_ONCE) --dist worksteal
+	scripts/in_memory $(PYTHON) -m pytest tests -q -n $(TESTS_AT_ONCE) --dist worksteal
+	scripts/in_memory $(PYTHON) -m pytest python/tests -q -n $(TESTS_AT_ONCE) --dist worksteal
 
 numba-suite: setup build ## All of numba-cuda's own tests; writes their table in docs/compatibility.md
 	$(PYTHON) tests/numba_suite/run.py

@@ -43,9 +43,10 @@ class Scene:
         assert self.steps(name)[0] == before[-1] + 1
 
 
+@pytest.mark.parametrize("graphs", ["", "1"], ids=["kernels", "graphs"])
 @pytest.mark.parametrize("processes", [2, 3])
-def test_memory_and_events_are_shared_again_after_a_restore(rekindle, processes):
-    scene = Scene(rekindle, processes).begin("a")
+def test_memory_and_events_are_shared_again_after_a_restore(rekindle, processes, graphs):
+    scene = Scene(rekindle, processes).begin("a", "--env", f"RELAY_GRAPHS={graphs}")
     rekindle("checkpoint", "a", "--to", "first", "--stop")
     before = scene.steps("a")
     # Two of one image beside each other have nothing of each other.

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rekindle import PATIENCE, CommandError, Rekindle
+from rekindle import PATIENCE, CommandError, Rekindle, processes
 from test_bad_input import kill_daemon
 from test_features import ALONE, FEATURES
 
@@ -359,3 +359,18 @@ def test_what_cannot_move_is_refused(rekindle):
     rekindle("sleep", "buffers")
     assert "sleeps" in refusal("buffers")
     end(rekindle)
+
+
+def test_a_worker_that_a_daemon_took_and_did_not_note_is_ended():
+    with Rekindle() as rekindle:
+        start(rekindle)
+        set_fault(rekindle, "worker-taken:kill")
+        rekindle("migrate", "checks", "--gpu", SECOND, check=False)
+        del rekindle.environment["REKINDLE_FAULT"]
+        computes(rekindle)
+        # By itself it would wait for a minute.
+        # A worker that was taken listens elsewhere than it was started to.
+        started_at = lambda command: Path(command.split(" --listen ")[1].split()[0])
+        commands = lambda: [command for command in processes(rekindle.run_root).values() if " --listen " in command]
+        rekindle.wait(lambda: sum(not started_at(command).exists() for command in commands()) == 1, "the end of the other worker", 20)
+        end(rekindle)

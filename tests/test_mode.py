@@ -122,9 +122,9 @@ def test_a_function_whose_gpu_half_the_driver_takes_is_served_from_its_images():
         environment = rekindle.environment | {"REKINDLE_COMMAND": rekindle.command}
         answers = set()
         for _ in range(2):
-            answers.add(
-                subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
-            )
+            called = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, timeout=PATIENCE)
+            assert called.returncode == 0, called.stderr
+            answers.add(called.stdout)
             # It cannot sleep, and so ends.
             instances = lambda: rekindle.json("services")["services"][0]["instances"]
             rekindle.wait(lambda: not instances(), "its instance to end")

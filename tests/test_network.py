@@ -85,6 +85,22 @@ def test_no_request_fails_over_a_checkpoint_that_leaves_the_server_running(rekin
     assert rekindle.sandbox("again")["pid"]
 
 
+@pytest.mark.parametrize("within", [[], ["within"]])
+def test_a_server_that_was_stopped_with_clients_comes_back_at_once(rekindle, within):
+    """What the kernel keeps of their connections for a minute does not keep the port."""
+    rekindle.run("web-0", sys.executable, NETWORK / "server.py", 0, *within)
+    port = int(rekindle.wait_lines("web-0", 1)[0])
+    clients = []
+    for number in range(3):
+        clients.append(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE))
+        clients[-1].request("GET", "/")
+        assert int(clients[-1].getresponse().read()) == number
+        rekindle("checkpoint", f"web-{number}", "--to", f"image-{number}", "--stop")
+        rekindle.restore(f"image-{number}", f"web-{number + 1}")
+    for client in clients:
+        client.close()
+
+
 def test_python_s_own_server_comes_back(rekindle):
     page = rekindle.root / "page"
     page.write_text("a page")

@@ -12,6 +12,7 @@ import pytest
 from rekindle import CommandError, Rekindle
 from test_bad_input import kill_daemon
 from test_ipc import Scene as Relays
+from test_pool import come_to, target
 
 COUNTERS = Path(__file__).parent / "processes/counters.py"
 
@@ -107,6 +108,46 @@ def test_they_go_on_while_their_image_is_written(rekindle):
         rekindle("verify", image)
         rekindle.restore(image, f"from-{image}")
         scene.goes_on(f"from-{image}")
+
+
+def test_as_many_workers_wait_as_an_image_has_processes():
+    with Rekindle(REKINDLE_POOL_WINDOW="0") as rekindle:
+        scene = Scene(rekindle, 3).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        for name in ("b", "c"):
+            waiting = come_to(rekindle, 3)
+            assert (target(rekindle)["processes"], target(rekindle)["recent"]) == (3, 0)
+            rekindle.restore("x", name)
+            assert set(scene.workers(name)) == waiting
+        rekindle("kill", "b", "c")
+        kill_daemon(rekindle)
+        waiting = come_to(rekindle, 3)
+        rekindle.restore("x", "d")
+        assert set(scene.workers("d")) == waiting
+
+
+def test_none_wait_for_processes_that_share_contexts():
+    with Rekindle(REKINDLE_POOL_WINDOW="0") as rekindle:
+        scene = Scene(rekindle, 3).begin("a", "--share", "us")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        rekindle("restore", "x", "--name", "b", "--share", "us", "--gpu", rekindle.gpu, "-d")
+        scene.goes_on("b")
+        assert target(rekindle)["processes"] == 0
+
+
+def test_where_one_worker_waits_the_process_with_most_memory_has_it():
+    with Rekindle(REKINDLE_POOL_LIMIT="1") as rekindle:
+        scene = Scene(rekindle, 3).begin("a", "--env", f"COUNTERS_LAST_BYTES={48 << 20}")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        (waits,) = come_to(rekindle, 1)
+        rekindle.restore("x", "b")
+        assert [worker for worker in scene.workers("b") if has_mapped(worker, 48 << 20)] == [waits]
+
+
+def has_mapped(worker, size):
+    """Whether it has memory of this size on its GPU."""
+    ranges = (line.split()[0].split("-") for line in Path(f"/proc/{worker}/maps").read_text().splitlines())
+    return any(int(end, 16) - int(start, 16) == size for start, end in ranges)
 
 
 def test_one_that_ends_leaves_the_others_what_they_have(rekindle):

@@ -171,7 +171,7 @@ def test_the_interval_is_from_the_beginning_of_one_image_to_that_of_the_next(tak
         has_images(rekindle, 2)
         first, second = begun(rekindle)[:2]
         # Counted from its end it would be later by the whole interval.
-        assert max(interval, takes) - 0.1 <= second - first < max(interval, takes) + interval / 2
+        assert max(interval, takes) - 0.1 <= second - first < max(interval, takes) + 0.9 * interval
         end(rekindle)
 
 

@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import contextmanager
 
 import pytest
 from interleavings.machine import daemon, is_alive
-from rekindle import Rekindle
+from rekindle import Rekindle, processes, waits_for_a_daemon
+from test_bad_input import kill_daemon
 from test_features import ALONE, FEATURES
 from test_sharing import Programs, contexts
 
@@ -381,3 +383,34 @@ def test_an_image_that_is_asked_for_meanwhile_waits_or_is_refused():
         moved(rekindle, "a", before)
         rekindle("checkpoint", "a", "--to", "image", "--leave-running")
         programs.go_on("a")
+
+
+def test_what_is_asked_for_when_it_has_moved_waits_until_that_is_tidied_up():
+    with held("migrate-noted") as (rekindle, programs, fault, before):
+        fault()
+        rekindle.reached("migrate-noted")
+        moved(rekindle, "a", before)
+        said = rekindle.begin("checkpoint", "a", "--to", "image", "--leave-running")
+        with pytest.raises(subprocess.TimeoutExpired):
+            said.process.wait(0.5)
+        rekindle.let_go("migrate-noted")
+        said.end()
+        programs.go_on("a")
+
+
+def test_a_client_that_a_daemon_admitted_and_did_not_note_is_ended(rekindle):
+    programs = Programs(rekindle)
+    programs.start("a")
+    fault = Faulty(rekindle)
+    kill_daemon(rekindle)
+    rekindle.environment["REKINDLE_FAULT"] = "worker-taken:kill"
+    rekindle("ps")
+    dies = daemon(rekindle)
+    fault()
+    rekindle.wait(lambda: not is_alive(dies), "the end of the daemon")
+    del rekindle.environment["REKINDLE_FAULT"]
+    rekindle.wait(lambda: rekindle.sandbox("a")["state"] == "running", "the next daemon")
+    is_told(rekindle, programs)
+    fault.end()
+    words = lambda: processes(rekindle.root, rekindle.run_root).items()
+    rekindle.wait(lambda: all(waits_for_a_daemon(*one) for one in words() if " worker " in one[1]), "the end of all clients", 20)

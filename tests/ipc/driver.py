@@ -31,6 +31,7 @@ PTX = b"""
 
 LAZY_PEER_ACCESS = 1
 NON_BLOCKING = 1
+THREAD_LOCAL = 1
 # No timing, interprocess.
 SHARED_EVENT = 6
 
@@ -107,6 +108,15 @@ class Cuda:
         words = [numbers, ctypes.c_uint32(factor)]
         pointers = (ctypes.c_void_p * 2)(*(ctypes.cast(ctypes.byref(word), ctypes.c_void_p) for word in words))
         self("cuLaunchKernel", self.kernel, SIZE // 256, 1, 1, 256, 1, 1, 0, self.stream, pointers, None)
+
+    def instance(self, work):
+        """Of a graph with what is done to the stream."""
+        graph, instance = ctypes.c_void_p(), ctypes.c_void_p()
+        self("cuStreamBeginCapture_v2", self.stream, THREAD_LOCAL)
+        work()
+        self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        self("cuGraphInstantiateWithFlags", ctypes.byref(instance), graph, ctypes.c_uint64(0))
+        return instance
 
     def hash(self, address, size=4 * SIZE):
         """Of memory, when the stream is done."""

@@ -3,7 +3,8 @@
 `relay.py COUNT`: the first allocates, and gives the others its memory and an event; each of the others gives it an event. In a
 step the first steps the numbers and records its event, each of the others in turn waits for the one before, steps them in its
 own mapping, and records. The first prints `STEP HASH`, and the others where they have the memory. With `RELAY_BYTES` the
-numbers lie in so many bytes, at the end.
+numbers lie in so many bytes, at the end. With `RELAY_GRAPHS` the others step by a graph that also copies the numbers to memory of
+their own and back.
 """
 
 import ctypes
@@ -57,11 +58,22 @@ def other(number, line):
     memory = cuda.open_memory(Handle.of(handle))
     numbers = ctypes.c_uint64(memory.value + int(room) - 4 * SIZE)
     before, mine = cuda.open_event(Handle.of(before)), cuda.event()
+    own, factor = cuda.allocate(4 * SIZE), 2 * number + 3
+
+    def by_copies():
+        cuda("cuMemcpyDtoDAsync_v2", own, numbers, 4 * SIZE, cuda.stream)
+        cuda.step(own, factor)
+        cuda("cuMemcpyDtoDAsync_v2", numbers, own, 4 * SIZE, cuda.stream)
+
+    instance = cuda.instance(by_copies) if os.environ.get("RELAY_GRAPHS") else None
     tell(line, cuda.event_handle(mine))
     os.write(1, f"at {number} {memory.value:#x}\n".encode())
     while line.readline():
         cuda("cuStreamWaitEvent", cuda.stream, before, 0)
-        cuda.step(numbers, 2 * number + 3)
+        if instance:
+            cuda("cuGraphLaunch", instance, cuda.stream)
+        else:
+            cuda.step(numbers, factor)
         cuda("cuEventRecord", mine, cuda.stream)
         tell(line, "done")
 

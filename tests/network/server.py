@@ -1,4 +1,5 @@
-"""A small HTTP server on asyncio, as a service is: each answer is how many requests came before it. `server.py [PORT]`"""
+"""A small HTTP server on asyncio, as a service is: each answer is how many requests came before it. `server.py [PORT [within]]`: with a
+connection to itself besides."""
 
 import asyncio
 import sys
@@ -22,6 +23,9 @@ async def serve(reader, writer):
 
 async def main():
     server = await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    if "within" in sys.argv:
+        within = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        server.kept = await asyncio.open_connection(*within.sockets[0].getsockname())
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

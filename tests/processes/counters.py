@@ -1,8 +1,8 @@
 """Processes that use the GPU side by side: the first starts the others, and each steps through numbers of its own there.
 
 `counters.py COUNT [NUMBER]`: after each step a process prints `NUMBER STEP HASH`. The hash is of all that it has on the GPU and in
-pinned memory, and always the same for a number and a step. Each has `COUNTERS_BYTES` more on the GPU, if that is set. While
-the file `COUNTERS_PAUSE` is there they do nothing.
+pinned memory, and always the same for a number and a step. Each has `COUNTERS_BYTES` more on the GPU, if that is set, and the last
+one `COUNTERS_LAST_BYTES`. While the file `COUNTERS_PAUSE` is there they do nothing.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ PTX = b"""
 
 
 class Counter:
-    def __init__(self, number):
+    def __init__(self, number, is_last):
         self.cuda = ctypes.CDLL("libcuda.so.1")
         device, context, module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
         self.step_kernel, self.count_kernel, self.stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -72,7 +72,9 @@ class Counter:
         self.seen = (ctypes.c_uint32 * SIZE).from_address(pinned.value)
         self.call("cuCtxSynchronize")
         # Memory that is there and no more.
-        self.call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), int(os.environ.get("COUNTERS_BYTES", 4)))
+        more = [os.environ.get("COUNTERS_BYTES", 4), *([os.environ.get("COUNTERS_LAST_BYTES", 4)] if is_last else [])]
+        for size in more:
+            self.call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), int(size))
         self.factor = ctypes.c_uint32(2 * number + 1)
         self.words = (ctypes.c_void_p * 2)(*(ctypes.cast(ctypes.byref(word), ctypes.c_void_p) for word in (self.numbers, self.factor)))
         self.hash = hashlib.sha256()
@@ -95,7 +97,7 @@ class Counter:
 
 def main():
     processes, number = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    counter, count = Counter(number), 0
+    counter, count = Counter(number, number == processes - 1), 0
     # A server first, and then its engines.
     for other in range(1, processes if number == 0 else 0):
         subprocess.Popen([sys.executable, __file__, str(processes), str(other)])

@@ -33,10 +33,12 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
+for beside in ("features", "told"):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / beside))
 
 from cuda.bindings import driver  # noqa: E402
 from gpu import Module, call, open_device  # noqa: E402
+from told import lines  # noqa: E402
 
 # The number is a part of the code.
 FILL = 'extern "C" __global__ void fill(unsigned *to) { to[blockIdx.x * blockDim.x + threadIdx.x] = NUMBERu; }'
@@ -253,17 +255,12 @@ def on_each(memories, name, numbers):
 
 
 def main():
-    commands, (weights, state), how = Path(sys.argv[1]), map(int, sys.argv[2:4]), sys.argv[4:]
+    (weights, state), how = map(int, sys.argv[2:4]), sys.argv[4:]
     memories = [Memory(weights, state, device, 2 if how == ["twice"] else 0) for device in range(2 if how == ["both"] else 1)]
-    done = 0
     print("ready", flush=True)
-    while True:
-        lines = commands.read_text().split("\n")[:-1] if commands.exists() else []
-        for line in lines[done:]:
-            name, *numbers = line.split()
-            print(line, on_each(memories, name, [int(number) for number in numbers]), flush=True)
-        done = max(done, len(lines))
-        time.sleep(0.005)
+    for line in lines(Path(sys.argv[1])):
+        name, *numbers = line.split()
+        print(line, on_each(memories, name, [int(number) for number in numbers]), flush=True)
 
 
 main()

@@ -31,10 +31,11 @@ from pathlib import Path
 
 import numpy as np
 
-for beside in ("features", "frameworks"):
+for beside in ("features", "frameworks", "told"):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / beside))
 
 from gpu import Module, call, driver, open_device  # noqa: E402
+from told import lines  # noqa: E402
 
 SOURCE = """
 extern "C" __global__ void fill(unsigned *at, int count, unsigned value) {
@@ -190,19 +191,15 @@ class Memory:
 
 
 def main():
-    commands, memory, done = Path(sys.argv[1]), Memory(), 0
+    memory = Memory()
     print("ready", flush=True)
-    while True:
-        lines = commands.read_text().split("\n")[:-1] if commands.exists() else []
-        for line in lines[done:]:
-            name, *arguments = line.split()
-            try:
-                found = getattr(memory, name)(*arguments)
-                print(f"{line}: {'ok' if found is None else found}", flush=True)
-            except RuntimeError as error:
-                print(f"{line}: {error}", flush=True)
-        done = max(done, len(lines))
-        time.sleep(0.005)
+    for line in lines(Path(sys.argv[1])):
+        name, *arguments = line.split()
+        try:
+            found = getattr(memory, name)(*arguments)
+            print(f"{line}: {'ok' if found is None else found}", flush=True)
+        except RuntimeError as error:
+            print(f"{line}: {error}", flush=True)
 
 
 main()

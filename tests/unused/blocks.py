@@ -11,16 +11,16 @@ a request; `much`, where there is much to tell; `asks`, where a thread makes req
 import ctypes
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 
-for beside in ("features", "frameworks"):
+for beside in ("features", "frameworks", "told"):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / beside))
 
 import torch  # noqa: E402
 from gpu import call, download, driver, open_device  # noqa: E402
+from told import lines  # noqa: E402
 
 CHUNK, CHUNKS = 2 << 20, 8
 # The first free block begins and the second one ends within a chunk.
@@ -109,13 +109,8 @@ def main():
         ctypes.PyDLL(sys.argv[1]).keep(str(commands).encode())
     else:
         print("ready", flush=True)
-    done = 0
-    while True:
-        lines = commands.read_text().split("\n")[:-1] if commands.exists() else []
-        for line in lines[done:]:
-            print(line, held(address), flush=True)
-        done = max(done, len(lines))
-        time.sleep(0.005)
+    for line in lines(commands):
+        print(line, held(address), flush=True)
 
 
 main()

@@ -119,7 +119,7 @@ pub trait Platform: Send + Sync {
 /// One GPU and its context.
 pub trait Device: Send + Sync {
     fn info(&self) -> &DeviceInfo;
-    /// Makes this device's context current on the calling thread.
+    /// Makes this device's context current on the calling thread; costs next to nothing where it is already.
     fn bind(&self) -> Result<()>;
     /// Waits for all work of the context.
     fn synchronize(&self) -> Result<()>;

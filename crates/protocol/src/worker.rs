@@ -92,6 +92,11 @@ pub fn socket_name(worker: u32) -> String {
     format!("worker-{worker}.sock")
 }
 
+/// The number of the worker whose socket has this name; none if it is no such socket.
+pub fn socket_number(name: &str) -> Option<u32> {
+    name.strip_prefix("worker-")?.strip_suffix(".sock")?.parse().ok()
+}
+
 /// What becomes of the order in which requests name parts of the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Recording {
@@ -366,6 +371,9 @@ pub struct Status {
     pub streams: u64,
     pub events: u64,
     pub graphs: u64,
+    /// Instances of them that the device does not have yet, since a restore.
+    #[serde(default)]
+    pub unmade: u64,
     pub operations: u64,
     /// What the program has had copied to its GPUs and from them since this worker has it; not what graphs copy.
     #[serde(default)]

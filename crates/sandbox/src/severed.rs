@@ -141,7 +141,8 @@ impl DescriptorKey {
     }
 }
 
-/// The kernel ends the connection of a socket in repair without telling the other side.
+/// The kernel ends the connection of a socket in repair without telling the other side. When repair ends it has forgotten
+/// whether others may have the port too, which what remains of the connection keeps for a minute.
 fn end_repair(socket: &OwnedFd) -> io::Result<()> {
     let off: libc::c_int = 0;
     // SAFETY: the value is an integer that lives across the call.
@@ -154,7 +155,10 @@ fn end_repair(socket: &OwnedFd) -> io::Result<()> {
             size_of_val(&off) as libc::socklen_t,
         )
     };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(setsockopt(socket, sockopt::ReuseAddr, &true)?)
 }
 
 /// Has the restored program, which does not run yet, find the connections reset that the dump in `images` severed.

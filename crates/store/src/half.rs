@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::image::Image;
-use crate::manifest::{Manifest, Part};
+use crate::manifest::{Manifest, Part, PartKind};
 
 const BEFORE: &str = "half@";
 
@@ -52,6 +52,14 @@ impl Image {
             return Err(Error::NoHalf { image: manifest.name.clone(), process });
         }
         Ok(self.of(path(self.path(), process), Arc::new(manifest.of_half(process))))
+    }
+
+    /// How much GPU memory the half of this process has, bytes.
+    pub fn half_gpu_bytes(&self, process: u32) -> u64 {
+        let manifest = self.manifest();
+        let prefix = if manifest.halves.is_empty() { String::new() } else { prefix(process) };
+        let buffers = self.parts(PartKind::GpuBuffer).filter(|part| part.name.starts_with(&prefix));
+        buffers.map(|part| part.bytes).sum()
     }
 
     /// All halves: the image itself where it has a single one, or none.

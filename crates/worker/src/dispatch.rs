@@ -40,6 +40,8 @@ pub(crate) use remote::{Inbox, Remote, remote};
 const ROUND: usize = 64;
 /// Polls of outstanding work between two offers of the processor to others.
 const POLLS: u32 = 64;
+/// A program that has asked for nothing for so long, and has no work under way, is not held up by a few milliseconds of work.
+const QUIET: Duration = Duration::from_millis(2);
 /// How often work that runs ahead of loading is looked at.
 const LOADING_NAP: Duration = Duration::from_micros(200);
 /// How often it is looked whether the GPU has done what a request of a program that shares buffers waits for.
@@ -420,7 +422,13 @@ impl Dispatcher {
         if idle {
             self.client.drop_kept();
         }
-        let nap = if idle { self.look_for_rest(self.look_for_freed(nap)) } else { nap };
+        let nap = if idle {
+            let nap = self.look_for_freed(nap);
+            let nap = self.look_for_rest(nap);
+            self.look_ahead(nap)
+        } else {
+            nap
+        };
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.
         let mut ready = || attention() || !matches!(merge.peek(), Ok(None));
@@ -442,6 +450,19 @@ impl Dispatcher {
         if !ready() {
             board.wait(Spin(0), nap, ready);
         }
+    }
+
+    /// Makes, in a quiet moment, one of the instances of graphs that a restore has left for later; until when it is to be
+    /// looked again.
+    fn look_ahead(&mut self, nap: Duration) -> Duration {
+        if self.client.unmade.is_empty() || !self.client.recordings.is_empty() {
+            return nap;
+        }
+        if self.quiet_since.elapsed() < QUIET {
+            return nap.min(QUIET);
+        }
+        self.client.make_ahead();
+        Duration::ZERO
     }
 
     /// Once the program's first work is done, what it used first is known.

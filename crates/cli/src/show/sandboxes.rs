@@ -69,11 +69,19 @@ pub fn pool(waiting: &[Spare], targets: &[PoolTarget]) -> String {
     if told.is_empty() {
         return String::new();
     }
-    let mut table =
-        table(&["WAITING WORKERS OF", "READY", "TARGET", "LEAST", "RECENT", "ASLEEP", "GPU MEMORY"]);
+    let mut table = table(&[
+        "WAITING WORKERS OF",
+        "READY",
+        "TARGET",
+        "LEAST",
+        "RECENT",
+        "ASLEEP",
+        "PROCESSES",
+        "GPU MEMORY",
+    ]);
     for target in told {
         let ready = waiting.iter().filter(|spare| spare.ready && spare.gpu == target.gpu).count();
-        let numbers = [ready, target.workers, target.least, target.recent, target.asleep];
+        let numbers = [ready, target.workers, target.least, target.recent, target.asleep, target.processes];
         let memory = if target.short_of_memory { "too little is free" } else { "-" };
         let row = numbers.map(|number| number.to_string());
         table.add_row(

@@ -144,6 +144,9 @@ pub fn checkpoint(
         None => attempt.caused_by_worker(error).unwrap_or_else(explain),
     });
     drop(operation);
+    if taken.is_ok() && matches!(request.purpose, Purpose::Image) {
+        sandbox.note_image(attempt.workers().len());
+    }
     if !request.leave_running && taken.is_ok() {
         timeline.lane(CPU).time("end", || sandbox.wait_end(Some(STOP_LIMIT)));
         // What was stopped is likely to be restored.

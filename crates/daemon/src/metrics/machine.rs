@@ -72,11 +72,16 @@ fn tell_of_pool(families: &mut Families, daemon: &Daemon) {
     let family = families.gauge("waiting_workers_target", None, help);
     targets.iter().for_each(|target| family.is(&[("gpu", &target.gpu)], target.workers as u64));
     let help = "Why workers are to wait: some always are, so many were taken at once of late, so many programs sleep for \
-                which a context is kept.";
+                which a context is kept, so many processes has an image that was used within a day.";
     let family = families.gauge("waiting_workers_reason", None, help);
     for target in &targets {
-        for (reason, count) in [("least", target.least), ("recent", target.recent), ("asleep", target.asleep)]
-        {
+        let reasons = [
+            ("least", target.least),
+            ("recent", target.recent),
+            ("asleep", target.asleep),
+            ("processes", target.processes),
+        ];
+        for (reason, count) in reasons {
             family.is(&[("gpu", &target.gpu), ("reason", reason)], count as u64);
         }
     }

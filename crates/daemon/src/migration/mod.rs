@@ -254,11 +254,10 @@ fn arrive<'w>(
         happened.gpu = Some(moving.gpu.clone());
     });
     // The next daemon must not take the end of a source for the loss of the program's memory.
-    sandbox.note_with_workers(|record| {
+    sandbox.note_outcome(|record| {
         record.gpu = moving.gpu.clone();
         record.moving = None;
         record.problem = None;
-        record.rest();
     });
     fault::pass("migrate-noted");
     // They would end by themselves; a driver takes its time for that.

@@ -179,7 +179,5 @@ pub fn keep(sandbox: &Sandbox, before: &Record, cpu: &CpuHalf) {
     if let Err(error) = cpu.settle(false) {
         log::error!("{error}");
     }
-    sandbox.report_problem(
-        "the daemon died while this was to move to another node; it goes on here".to_string(),
-    );
+    sandbox.report_problem("the daemon died while this was to move; it goes on here".to_string());
 }

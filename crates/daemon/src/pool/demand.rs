@@ -1,4 +1,4 @@
-//! How many workers of a GPU were taken at once of late.
+//! How many workers of a GPU were taken at once of late, and how many a program of several processes takes.
 //!
 //! At once are those that are taken before the ones taken earlier have been replaced: as many would have to wait for
 //! each to find one ready. The most of that within a window is the demand; the window forgets by itself.
@@ -10,15 +10,20 @@ use std::time::{Duration, Instant};
 pub struct Demand {
     /// Taken, and not replaced yet.
     missing: usize,
-    /// When so many were missing that later were not exceeded: the most first.
+    missed: Peaks,
+}
+
+/// The most of a number within a window.
+#[derive(Default)]
+pub struct Peaks {
+    /// When it was so much that later was not exceeded: the most first.
     peaks: VecDeque<(Instant, usize)>,
 }
 
 impl Demand {
     pub fn took(&mut self, now: Instant) {
         self.missing += 1;
-        while self.peaks.pop_back_if(|(_, most)| *most <= self.missing).is_some() {}
-        self.peaks.push_back((now, self.missing));
+        self.missed.note(now, self.missing);
     }
 
     pub fn replaced(&mut self) {
@@ -32,13 +37,25 @@ impl Demand {
 
     /// The most that were missing at a time within the window before `now`.
     pub fn recent(&mut self, now: Instant, window: Duration) -> usize {
-        while self.peaks.pop_front_if(|(at, _)| now.saturating_duration_since(*at) >= window).is_some() {}
-        self.peaks.front().map_or(0, |(_, most)| *most)
+        self.missed.most(now, window)
     }
 
     /// When [`Demand::recent`] is less, if nothing more is taken.
     pub fn next_change(&self, window: Duration) -> Option<Instant> {
-        self.peaks.front().map(|(at, _)| *at + window)
+        self.missed.peaks.front().map(|(at, _)| *at + window)
+    }
+}
+
+impl Peaks {
+    pub fn note(&mut self, now: Instant, count: usize) {
+        while self.peaks.pop_back_if(|(_, most)| *most <= count).is_some() {}
+        self.peaks.push_back((now, count));
+    }
+
+    /// The most within the window before `now`; 0 if there was none.
+    pub fn most(&mut self, now: Instant, window: Duration) -> usize {
+        while self.peaks.pop_front_if(|(at, _)| now.saturating_duration_since(*at) >= window).is_some() {}
+        self.peaks.front().map_or(0, |(_, most)| *most)
     }
 }
 

@@ -91,8 +91,8 @@ impl WorkerPool {
         let gpus: Vec<String> = {
             let mut state = self.lock();
             let decides = |gpu: &mut Gpu| {
-                let Reasons { least, recent, asleep } = gpu.reasons(&self.size, now);
-                (gpu.gave_up || recent.max(asleep) > least).then(|| gpu.name.clone())
+                let Reasons { least, recent, asleep, processes } = gpu.reasons(&self.size, now);
+                (gpu.gave_up || recent.max(asleep).max(processes) > least).then(|| gpu.name.clone())
             };
             state.gpus.iter_mut().filter_map(decides).collect()
         };
@@ -126,6 +126,7 @@ impl WorkerPool {
             least: reasons.least,
             recent: reasons.recent,
             asleep: reasons.asleep,
+            processes: reasons.processes,
             short_of_memory: gpu.is_short,
         };
         state.gpus.iter().zip(shares.into_iter().zip(reasons)).map(target).collect()

@@ -15,7 +15,7 @@ mod size;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::Spare as Shown;
 use rekindle_protocol::worker::Status;
@@ -24,11 +24,14 @@ use crate::caches::{Caches, Priority};
 use crate::contexts::Contexts;
 use crate::error::Result;
 use crate::workers::{Address, OnEnd, Purpose, Spares, Start, Worker};
-use demand::Demand;
+use demand::{Demand, Peaks};
 use size::Reasons;
 
 pub use room::HeldRoom;
 pub use size::PoolSize;
+
+/// For so long it is remembered how many processes an image has.
+pub const IMAGES: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub struct WorkerPool {
     /// `rekindled` itself, which workers are made of.
@@ -62,6 +65,8 @@ struct State {
 struct Gpu {
     name: String,
     demand: Demand,
+    /// Processes of images that were made or restored, each of which takes a worker.
+    processes: Peaks,
     /// Who sleeps that contexts are kept for, and how many.
     kept: BTreeMap<String, usize>,
     /// Some that waited went for a program that lacked memory, and much has not been free since.
@@ -72,8 +77,8 @@ struct Gpu {
 
 impl Gpu {
     fn new(name: &str) -> Gpu {
-        let (demand, kept) = (Demand::default(), BTreeMap::new());
-        Gpu { name: name.to_string(), demand, kept, gave_up: false, is_short: false }
+        let (demand, processes, kept) = (Demand::default(), Peaks::default(), BTreeMap::new());
+        Gpu { name: name.to_string(), demand, processes, kept, gave_up: false, is_short: false }
     }
 
     fn reasons(&mut self, size: &PoolSize, now: Instant) -> Reasons {
@@ -83,6 +88,7 @@ impl Gpu {
                 least,
                 recent: self.demand.recent(now, size.window),
                 asleep: self.kept.values().sum(),
+                processes: self.processes.most(now, IMAGES),
             },
         }
     }
@@ -143,6 +149,13 @@ impl WorkerPool {
     pub fn prepare(self: &Arc<WorkerPool>, gpu: &str) {
         self.note_use(gpu);
         self.refill();
+    }
+
+    /// An image that was made or restored on this GPU has so many processes that use it.
+    pub fn note_image(&self, gpu: &str, processes: usize) {
+        let now = Instant::now();
+        let gpus = &mut self.lock().gpus;
+        gpus.iter_mut().filter(|one| one.name == gpu).for_each(|gpu| gpu.processes.note(now, processes));
     }
 
     /// Whether none is to wait for anything.

@@ -22,11 +22,13 @@ pub struct Reasons {
     pub recent: usize,
     /// So many programs sleep for which a context is kept.
     pub asleep: usize,
+    /// So many processes with a GPU has an image that was made or restored within a day.
+    pub processes: usize,
 }
 
 impl Reasons {
     fn wanted(&self) -> usize {
-        self.least.max(self.recent).max(self.asleep)
+        self.least.max(self.recent).max(self.asleep).max(self.processes)
     }
 }
 
@@ -48,7 +50,7 @@ mod tests {
     use super::*;
 
     fn gpu(least: usize, recent: usize, asleep: usize) -> Reasons {
-        Reasons { least, recent, asleep }
+        Reasons { least, recent, asleep, processes: 0 }
     }
 
     #[test]
@@ -57,6 +59,7 @@ mod tests {
         assert_eq!(share_out(&[gpu(1, 5, 2)], 8), [5]);
         assert_eq!(share_out(&[gpu(1, 2, 5)], 8), [5]);
         assert_eq!(share_out(&[gpu(2, 1, 0)], 8), [2]);
+        assert_eq!(share_out(&[Reasons { processes: 4, ..gpu(1, 2, 3) }], 8), [4]);
         assert_eq!(share_out(&[gpu(1, 9, 0)], 8), [8]);
     }
 

@@ -6,6 +6,7 @@
 //!          cpu half ───────────── CRIU ────┘      the program runs ┘
 //! ```
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -91,14 +92,22 @@ impl<'a> Half<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// A worker for each process that used a GPU; one for the first that will, where none did.
+    /// A worker for each process that used a GPU; one for the first that will, where none did. If fewer wait than are taken,
+    /// those with most to load have them.
     pub fn take_workers(&self) -> Result<Vec<Arc<Worker>>> {
-        let count = self.metadata.clients.len().max(1);
+        let clients = &self.metadata.clients;
+        self.sandbox.note_image(clients.len());
         let slices = self.metadata.all_slices();
         let slice = |number| slices.get(number).copied().flatten();
         let take =
             |number| self.timeline.time("take a worker", || self.sandbox.take_worker_at(slice(number)));
-        (0..count).map(take).collect()
+        let mut order: Vec<usize> = (0..clients.len().max(1)).collect();
+        let bytes = |client: &Quiesced| self.image.half_gpu_bytes(client.process);
+        order.sort_by_cached_key(|number| Reverse(clients.get(*number).map_or(0, bytes)));
+        let taken = order.into_iter().map(|number| Ok((number, take(number)?)));
+        let mut taken = taken.collect::<Result<Vec<_>>>()?;
+        taken.sort_by_key(|(number, _)| *number);
+        Ok(taken.into_iter().map(|(_, worker)| worker).collect())
     }
 
     /// The halves of all processes that used a GPU, each with one of these workers, and the files that they had mapped.
@@ -159,15 +168,24 @@ impl<'a> Attempt<'a> {
     /// Brings GPU halves to their places. The program does not run before this has worked, so that the GPU may be checked
     /// beside CRIU's work: for all halves before any of them takes memory.
     pub fn restore_gpu(&self, halves: &[(&Arc<Worker>, &Image)]) -> Result<Vec<GpuHalf>> {
-        let Some((worker, _)) = halves.first() else { return Ok(Vec::new()) };
-        let status = self.timeline.lane(GPU).time("worker start", || worker.first_status())?;
+        // That one waited, if any did.
+        let largest = halves.iter().max_by_key(|(_, image)| image.manifest().sizes.gpu);
+        let Some((worker, _)) = largest else { return Ok(Vec::new()) };
+        let start = |worker: &Worker| self.timeline.lane(GPU).time("worker start", || worker.first_status());
+        let status = start(worker)?;
         let (caches, gpu) = (self.sandbox.caches(), self.sandbox.record().gpu);
         let (status, _held) =
             preflight::wait_for_room((&self.sandbox.pool, &gpu), worker, self.image, status)?;
         let missing = preflight::missing(&preflight::gpus_bytes(self.image)?, &status);
         let status = caches.make_room(worker, &gpu, missing, status)?;
         preflight::check_gpus(self.image, &status)?;
-        gpu_half::each(halves, |(worker, image)| self.restore_half(worker, image, &gpu))
+        let first = worker;
+        gpu_half::each(halves, |(worker, image)| {
+            if !Arc::ptr_eq(worker, first) {
+                start(worker)?;
+            }
+            self.restore_half(worker, image, &gpu)
+        })
     }
 
     fn restore_half(&self, worker: &Worker, half: &Image, gpu: &str) -> Result<GpuHalf> {

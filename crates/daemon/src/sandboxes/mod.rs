@@ -189,6 +189,12 @@ impl Sandbox {
         self.lock().is_live()
     }
 
+    /// Whether it has ended, and does not wait to be brought back.
+    pub fn has_ended(&self) -> bool {
+        let record = self.lock();
+        !record.is_live() && !record.goes_on()
+    }
+
     /// Changes the record, on disk too, and wakes all who wait for a change.
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut record = self.lock();

@@ -46,13 +46,24 @@ impl Sandbox {
             self.update(|record| record.state = state).inspect_err(|_| self.rest())
         };
         let refuse = |busy| match busy {
-            Busy::Operation(state) => {
+            Busy::Operation(state) | Busy::Over(state) => {
                 ClaimError::Sandbox { name: self.name(), state: state_word(state).to_string() }.into()
             }
             Busy::End => self.not_running(wanted),
         };
         self.operation_lock.acquire(state, waits_for, begin, refuse)?;
         Ok(Operation { sandbox: self, wanted })
+    }
+
+    /// Writes down what the operation under way, if there is one, has come to: nothing is being done to it any more, and what
+    /// is asked for from now on waits until that has been tidied up.
+    pub fn note_outcome(&self, change: impl FnOnce(&mut Record)) {
+        self.operation_lock.is_over(|| {
+            self.note_with_workers(|record| {
+                change(record);
+                record.rest();
+            });
+        });
     }
 
     /// Whether the program has ended, or does so within a moment.

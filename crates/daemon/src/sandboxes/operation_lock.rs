@@ -18,6 +18,8 @@ const PASSING_LIMIT: Duration = Duration::from_secs(30);
 pub enum Busy {
     /// An operation, by the state that the sandbox is in while it goes on.
     Operation(State),
+    /// One that has come to its end but for what it tidies up; the record says so already.
+    Over(State),
     /// The program has ended.
     End,
 }
@@ -45,7 +47,9 @@ impl OperationLock {
         begin: impl FnOnce() -> Result<()>,
         refuse: impl FnOnce(Busy) -> Error,
     ) -> Result<()> {
-        let waits = |busy: &mut Option<Busy>| busy.is_some_and(&waits_for);
+        let waits = |busy: &mut Option<Busy>| {
+            busy.is_some_and(|busy| matches!(busy, Busy::Over(_)) || waits_for(busy))
+        };
         let waited = self.free.wait_timeout_while(self.lock(), PASSING_LIMIT, waits);
         let mut busy = waited.unwrap_or_else(PoisonError::into_inner).0;
         match *busy {
@@ -54,7 +58,16 @@ impl OperationLock {
         }
     }
 
-    /// Does what the operation ends with and lets others have the lock.
+    /// Does what the operation ends with. Who comes from now on waits until it is released. Without an operation it is only done.
+    pub fn is_over(&self, end: impl FnOnce()) {
+        let mut busy = self.lock();
+        end();
+        if let Some(Busy::Operation(state)) = *busy {
+            *busy = Some(Busy::Over(state));
+        }
+    }
+
+    /// Does what is left to be done and lets others have the lock.
     pub fn release(&self, end: impl FnOnce()) {
         let mut busy = self.lock();
         end();
@@ -64,7 +77,7 @@ impl OperationLock {
 
     /// Waits for the operation under way, does what is to be done after it, and lets nobody have the lock any more.
     pub fn close(&self, last: impl FnOnce()) {
-        let operation = |busy: &mut Option<Busy>| matches!(busy, Some(Busy::Operation(_)));
+        let operation = |busy: &mut Option<Busy>| matches!(busy, Some(Busy::Operation(_) | Busy::Over(_)));
         let mut busy = self.free.wait_while(self.lock(), operation).unwrap_or_else(PoisonError::into_inner);
         last();
         *busy = Some(Busy::End);
@@ -126,6 +139,21 @@ mod tests {
         ));
         lock.release(|| {});
         acquire(&lock, State::FallingAsleep).unwrap();
+    }
+
+    #[test]
+    fn what_is_over_is_waited_for_by_all() {
+        let lock = OperationLock::default();
+        lock.is_over(|| {});
+        acquire(&lock, State::Migrating).unwrap();
+        lock.is_over(|| {});
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| lock.acquire(State::Checkpointing, |_| false, || Ok(()), refused));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!next.is_finished());
+            lock.release(|| {});
+            next.join().unwrap().unwrap();
+        });
     }
 
     #[test]

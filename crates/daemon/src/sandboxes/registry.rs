@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::Result;
 use crate::events;
 use crate::sandboxes::names;
-use crate::sandboxes::record::{Record, state_word};
+use crate::sandboxes::record::state_word;
 use crate::sandboxes::{Sandbox, SandboxError};
 
 /// How many ended sandboxes are remembered, with their logs.
@@ -136,7 +136,7 @@ impl Registry {
         let mut freed = 0;
         let mut names: Vec<String> = self
             .lock()
-            .extract_if(|_, sandbox| has_ended(&sandbox.record()))
+            .extract_if(|_, sandbox| sandbox.has_ended())
             .map(|(name, sandbox)| {
                 freed += forget(&name, &sandbox);
                 name
@@ -157,13 +157,9 @@ fn forget(name: &str, sandbox: &Sandbox) -> u64 {
     sandbox.forget()
 }
 
-/// Not one that waits to be brought back.
-fn has_ended(record: &Record) -> bool {
-    !record.is_live() && !record.goes_on()
-}
-
 fn trim(sandboxes: &mut HashMap<String, Arc<Sandbox>>) {
-    let mut ended: Vec<_> = sandboxes.values().map(|sandbox| sandbox.record()).filter(has_ended).collect();
+    let ended = sandboxes.values().filter(|sandbox| sandbox.has_ended());
+    let mut ended: Vec<_> = ended.map(|sandbox| sandbox.record()).collect();
     if ended.len() <= ENDED_KEPT {
         return;
     }

@@ -37,6 +37,7 @@ impl Sandbox {
             pinned_bytes: sum(|status| status.pinned_bytes),
             to_gpu_bytes: sum(|status| status.to_gpu_bytes),
             from_gpu_bytes: sum(|status| status.from_gpu_bytes),
+            unmade_graphs: sum(|status| status.unmade),
             link_waited_us: portion.and_then(|_| sum(|status| status.link_waited_us)),
             link_weight: portion.map(|portion| portion.link_weight),
             sm_share: portion.and_then(|portion| portion.sm_share),

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use rekindle_device::Slice;
-use rekindle_protocol::worker::ContextLost;
+use rekindle_protocol::worker::{ContextLost, socket_number};
 use rekindle_sandbox::ending;
 
 use super::Sandbox;
@@ -15,6 +15,7 @@ use crate::contexts::Share;
 use crate::error::Result;
 use crate::fault;
 use crate::host::process::is_alive;
+use crate::pool::WorkerPool;
 use crate::sandboxes::SandboxError;
 use crate::sandboxes::record::{Record, WorkerRecord};
 use crate::workers::{Address, OnEnd, OnLoss, Worker};
@@ -144,10 +145,13 @@ impl Sandbox {
         worker.set_owner(self.record().owner(), gpu);
         slice.into_iter().for_each(|slice| worker.set_slice(slice));
         workers.all.push(worker.clone());
+        drop(workers);
+        fault::pass("worker-taken");
         Ok(worker)
     }
 
-    /// Finds the workers of an earlier daemon again; those that are gone are told of.
+    /// Finds the workers of an earlier daemon again; those that are gone are told of. One that it took and had not noted yet, and
+    /// that serves nobody, is ended.
     pub fn reconnect_workers(self: &Arc<Sandbox>) {
         fault::pass("workers-sought");
         let Record { workers, tenant, .. } = self.record();
@@ -170,7 +174,31 @@ impl Sandbox {
                 Err(_) => {}
             }
         }
+        self.end_unknown_workers();
         self.note_workers();
+    }
+
+    fn end_unknown_workers(self: &Arc<Sandbox>) {
+        let known: Vec<u32> = self.workers().all.iter().map(|worker| worker.number()).collect();
+        for number in worker_numbers(&self.run_directory).filter(|number| !known.contains(number)) {
+            let (address, on_end): (_, OnEnd) = (self.worker_address(number), Box::new(|_| ()));
+            let found = match self.record().tenant {
+                Some(_) => Worker::reconnect_to_client(address, 0, (on_end, Box::new(|_, _| ()))),
+                None => Worker::reconnect(address, 0, on_end),
+            };
+            let serves = |worker: &Worker| worker.status().map(|status| status.client != 0);
+            match found.and_then(|worker| Ok((serves(&worker)?, worker))) {
+                Ok((false, worker)) => {
+                    log::info!(
+                        "{:?}: a worker that an earlier daemon had begun to take is ended",
+                        self.name()
+                    );
+                    worker.shut_down();
+                }
+                Ok((true, _)) => log::warn!("{:?}: worker {number} is not in the record", self.name()),
+                Err(error) => log::debug!("{error}"),
+            }
+        }
     }
 
     /// Writes down which workers there are and whom they serve.
@@ -200,6 +228,15 @@ impl Sandbox {
         Address::in_sandbox(&self.run_directory, number, log)
     }
 
+    /// An image that was made of it, or that it is restored from, has so many processes that use the GPU. Those that share
+    /// contexts take no worker each.
+    pub fn note_image(&self, processes: usize) {
+        let record = self.record();
+        if record.share().is_none() {
+            self.pool.note_image(&record.gpu, processes);
+        }
+    }
+
     /// Has the next worker made ready; not to be done beside what is urgent.
     pub fn fill_pool(&self) {
         self.pool.refill();
@@ -223,7 +260,7 @@ impl Sandbox {
     pub fn leave_alone(self: &Arc<Sandbox>, worker: &Worker) {
         worker.set_followed(false);
         if worker.ended().is_some() {
-            self.on_worker_end()(worker);
+            self.told_of_worker_end()(worker);
         }
         self.see_to_mending();
     }
@@ -245,7 +282,17 @@ impl Sandbox {
         (self.on_worker_end(), Box::new(on_loss))
     }
 
+    /// A worker that ends leaves memory, in which one may wait that had none.
     fn on_worker_end(self: &Arc<Sandbox>) -> OnEnd {
+        let (pool, told) = (Arc::downgrade(&self.pool), self.told_of_worker_end());
+        Box::new(move |worker| {
+            told(worker);
+            pool.upgrade().iter().for_each(WorkerPool::refill);
+        })
+    }
+
+    /// What the end of a worker means for its program.
+    fn told_of_worker_end(self: &Arc<Sandbox>) -> OnEnd {
         let sandbox: Weak<Sandbox> = Arc::downgrade(self);
         Box::new(move |worker| {
             if worker.is_followed() || !worker.is_settled() {
@@ -275,6 +322,12 @@ impl Sandbox {
     pub(super) fn workers(&self) -> MutexGuard<'_, Workers> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Of those whose sockets are in a sandbox's run directory.
+fn worker_numbers(run_directory: &Path) -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir(run_directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| socket_number(entry.file_name().to_str()?))
 }
 
 /// Which addresses a further process of a program may have, so that it finds room in the contexts of the others: the

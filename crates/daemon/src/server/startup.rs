@@ -8,7 +8,7 @@ use rekindle_driver::Helper;
 use rekindle_gateway::Gateway;
 use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{Adopted, Sandbox as CpuHalf};
-use rekindle_store::{Faults, Store};
+use rekindle_store::{Faults, Image, Store};
 
 use crate::access_log::AccessLog;
 use crate::caches::{CacheLimits, Caches};
@@ -23,12 +23,13 @@ use crate::host::gpu;
 use crate::host::lock::{self, Lock};
 use crate::host::paths::Paths;
 use crate::host::resources::give_memory_back;
+use crate::images::metadata::ImageMetadata;
 use crate::images::verify::page_files;
 use crate::images::verify::page_files::First;
 use crate::migration;
 use crate::nodes::{self, Outcome};
 use crate::peers::Peers;
-use crate::pool::{PoolSize, WorkerPool};
+use crate::pool::{IMAGES, PoolSize, WorkerPool};
 use crate::recovery;
 use crate::restore::{self, mapped, proof};
 use crate::sandboxes::admission::AdmissionSocket;
@@ -98,6 +99,7 @@ impl Daemon {
             recovery::follow(&daemon, &sandbox);
         }
         daemon.pool.prepare(&gpu::choose(None)?);
+        note_images(&daemon);
         tenants::resume(&daemon)?;
         services::resume(&daemon)?;
         Ok(daemon)
@@ -266,4 +268,29 @@ impl Daemon {
             }
         }
     }
+}
+
+/// Has as many workers wait as images of the last day have processes: those that the daemon before had seen, and others. They
+/// are read meanwhile.
+fn note_images(daemon: &Arc<Daemon>) {
+    if daemon.pool.is_off() {
+        return;
+    }
+    let daemon = daemon.clone();
+    std::thread::spawn(move || {
+        for summary in daemon.store.images().unwrap_or_default() {
+            let changed = std::fs::metadata(&summary.path).and_then(|found| found.modified());
+            if !changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < IMAGES)) {
+                continue;
+            }
+            let read =
+                Image::open(&summary.path).map_err(Error::from).and_then(|image| ImageMetadata::read(&image));
+            if let Ok(metadata) = read
+                && metadata.tenant.is_none()
+            {
+                daemon.pool.note_image(&metadata.gpu, metadata.clients.len());
+            }
+        }
+        daemon.pool.refill();
+    });
 }

@@ -218,6 +218,9 @@ pub struct Stats {
     /// What was copied to its GPUs and from them, for the program by its worker.
     pub to_gpu_bytes: Option<u64>,
     pub from_gpu_bytes: Option<u64>,
+    /// Instances of graphs that a restore has left to be made, when they are launched or the program rests.
+    #[serde(default)]
+    pub unmade_graphs: Option<u64>,
     /// In a context that it shares: how long its copies have waited for their turn, and what it has of the context.
     #[serde(default)]
     pub link_waited_us: Option<u64>,
@@ -261,6 +264,9 @@ pub struct PoolTarget {
     pub recent: usize,
     /// So many programs sleep for which a context is kept.
     pub asleep: usize,
+    /// So many processes with a GPU has an image that was made or restored within a day.
+    #[serde(default)]
+    pub processes: usize,
     /// Fewer are made, for the GPU has little memory free.
     pub short_of_memory: bool,
 }

@@ -11,6 +11,7 @@ pub enum NodeAction {
     Kernel {
         function: Id,
         launch: Launch,
+        #[serde(with = "serde_bytes")]
         parameters: Vec<u8>,
     },
     Copy(Copy3D),

@@ -112,7 +112,7 @@ impl Client {
             true => Recipe { steps: vec![GraphStep::Captured(recording)] },
             false => Recipe { steps: recording.unfold() },
         };
-        let is_whole = is_the_device_s && !self.writes_constants(&recipe);
+        let is_whole = is_the_device_s && !self.writes_constants(&recipe)?;
         let gpu = self.on(device)?;
         if !is_whole {
             gpu.graph_destroy(handle)?;

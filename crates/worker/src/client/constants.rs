@@ -82,15 +82,31 @@ impl Client {
         Ok(())
     }
 
-    /// Whether a graph writes constants itself: then its own kernels read what it has written by then.
-    pub(super) fn writes_constants(&self, recipe: &Recipe) -> bool {
+    /// Whether a graph writes constants itself: then its own kernels read what it has written by then. Which of the globals
+    /// that it writes are constants the code tells, which a restore leaves to be taken apart.
+    pub(super) fn writes_constants(&mut self, recipe: &Recipe) -> Result<bool> {
         if !self.constants_told {
-            return false;
+            return Ok(false);
         }
-        let told = self.modules.iter().filter_map(|(_, module)| module.body.pieces());
-        let told: Vec<_> =
-            told.filter(|pieces| pieces.constants_told).filter_map(|p| p.constants()).collect();
-        recipe.writes(&|address| told.iter().any(|range| range.contains(&address)))
+        let told = self.modules.iter().filter_map(|(id, module)| {
+            let pieces = module.body.pieces().filter(|pieces| pieces.constants_told)?;
+            Some((id, pieces.globals.address, pieces.globals.bytes))
+        });
+        let written = told.filter(|(_, start, bytes)| {
+            recipe.writes(&|address| address.checked_sub(*start).is_some_and(|offset| offset < *bytes))
+        });
+        for (id, start, _) in written.collect::<Vec<_>>() {
+            let constants = self.prepared(id)?.constants().map(|constants| constants.range);
+            let is_constant = |address: u64| {
+                constants
+                    .as_ref()
+                    .is_some_and(|range| (start + range.start..start + range.end).contains(&address))
+            };
+            if recipe.writes(&is_constant) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

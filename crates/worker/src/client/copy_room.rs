@@ -107,9 +107,6 @@ impl Client {
                 log::warn!("the memory for a checkpoint's copy stays in use: {code}");
             }
         }
-        if any {
-            self.bind_anew();
-        }
         any
     }
 }

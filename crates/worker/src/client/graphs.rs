@@ -10,7 +10,7 @@ use rekindle_protocol::operation::{
 };
 
 use super::rebuild::Making;
-use super::{Client, ExecObject, GraphObject, GraphStep, Recipe, Step};
+use super::{Client, ExecObject, GraphObject, GraphStep, Recipe, Step, Table};
 
 impl Client {
     pub(super) fn create_graph(&mut self, request: GraphCreate) -> Result<()> {
@@ -68,7 +68,7 @@ impl Client {
         let one = Recipe { steps: vec![step] };
         // Kernels are told of conditions, and of constants that it writes, when the whole graph is made.
         let recipe = self.graphs.get(id)?.recipe.clone();
-        if one.has_conditions() || self.writes_constants(&one) || self.writes_constants(&recipe) {
+        if one.has_conditions() || self.writes_constants(&one)? || self.writes_constants(&recipe)? {
             self.unbuild(id)?;
         }
         let Some(step) = one.steps.into_iter().next() else { return Err(CUDA_ERROR_INVALID_VALUE) };
@@ -123,7 +123,10 @@ impl Client {
         let handle = built.as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.0;
         let recipe = recipe.clone();
         let instance = self.on(device)?.graph_instantiate(handle, flags)?;
-        self.execs.insert(exec, ExecObject { device, handle: Some(instance), flags, recipe, is_stale: false })
+        self.execs.insert(
+            exec,
+            ExecObject { device, handle: Some(instance), flags, recipe, is_stale: false, used: 0 },
+        )
     }
 
     pub(super) fn launch_graph(&mut self, origin: Origin, request: GraphLaunch) -> Result<()> {
@@ -134,6 +137,8 @@ impl Client {
             let recipe = self.execs.get(request.exec)?.recipe.clone();
             self.fill_banks(device, &recipe, stream)?;
         }
+        self.graph_launches += 1;
+        self.execs.get_mut(request.exec)?.used = self.graph_launches;
         let exec = self.execs.get(request.exec)?;
         let handle = exec.handle.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         self.context(device)?.device.graph_launch(handle, stream)?;
@@ -142,6 +147,20 @@ impl Client {
         }
         let (recipe, flags) = (exec.recipe.clone(), exec.flags);
         self.note(device, stream, |stream| Step::Graph { stream, recipe: Recipe::clone(&recipe), flags })
+    }
+
+    /// Makes one of the instances that nobody has launched since a restore. One that cannot be made, for it copies or fills
+    /// memory that is not there any more, is tried again when it is launched.
+    pub(crate) fn make_ahead(&mut self) {
+        let is_due = |execs: &Table<ExecObject>, id| execs.get(id).is_ok_and(|exec| exec.handle.is_none());
+        while let Some(id) = self.unmade.pop_front() {
+            if is_due(&self.execs, id) {
+                if let Err(code) = self.renew_exec(id) {
+                    log::debug!("instance {id} of a graph is not made before it is launched: {code}");
+                }
+                return;
+            }
+        }
     }
 
     pub(super) fn destroy_exec(&mut self, id: Id) -> Result<()> {

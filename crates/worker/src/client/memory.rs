@@ -70,7 +70,6 @@ impl Client {
         let _ = self.await_copies();
         let Some(shadow) = &self.shadow else { return false };
         shadow.emptying()();
-        self.bind_anew();
         self.take_emptied_rooms()
     }
 

@@ -45,7 +45,7 @@ mod waits;
 mod work;
 mod write_sets;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -103,9 +103,8 @@ pub(crate) struct Client {
     pub gpus: Arc<Gpus>,
     /// What it has on each GPU, as its program numbers them; none where it has no context.
     pub contexts: Vec<Option<Context>>,
-    /// The GPU that the last operation was for, and the one whose context is current on the dispatch thread, if that is known.
+    /// The GPU that the last operation was for.
     bound: usize,
-    current: Option<usize>,
     pub directory: PathBuf,
     pub board_name: String,
     pub board: Option<&'static Board>,
@@ -135,6 +134,10 @@ pub(crate) struct Client {
     pub functions: Table<FunctionObject>,
     pub graphs: Table<GraphObject>,
     pub execs: Table<ExecObject>,
+    /// Launches of graphs so far.
+    pub graph_launches: u64,
+    /// Instances of graphs that were not made since a restore, those first that are best made first.
+    pub unmade: VecDeque<Id>,
     /// By the client's numbers, which go on.
     pub arrays: BTreeMap<Id, ArrayObject>,
     /// Textures and surfaces, in the order in which they were made.
@@ -201,7 +204,6 @@ impl Client {
             contexts: (0..gpus.count()).map(|_| None).collect(),
             gpus,
             bound: 0,
-            current: None,
             directory: PathBuf::new(),
             board_name: String::new(),
             board: None,
@@ -223,6 +225,8 @@ impl Client {
             functions: Table::default(),
             graphs: Table::default(),
             execs: Table::default(),
+            graph_launches: 0,
+            unmade: VecDeque::new(),
             arrays: BTreeMap::new(),
             views: Vec::new(),
             virtual_memory: VirtualMemory::default(),
@@ -261,8 +265,6 @@ impl Client {
     pub(crate) fn open(&mut self, device: usize) -> Result<()> {
         let context = self.contexts.get_mut(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
         if context.is_none() {
-            // Making a context has made it current.
-            self.current = None;
             let gpu = self.gpus.open(device)?;
             let context = context.insert(Context::new(gpu, self.gpus.regions.clone()));
             if self.gpus.waits_for_uses() && !self.has_memory_at_once {
@@ -279,20 +281,9 @@ impl Client {
     /// Makes a device's context current on this thread.
     #[inline]
     pub(crate) fn bind(&mut self, device: usize) -> Result<()> {
-        if self.current == Some(device) {
-            return Ok(());
-        }
-        let gpu = self.context(device)?.device.clone();
-        // One that has failed may be current all the same.
-        (self.bound, self.current) = (device, None);
-        gpu.bind()?;
-        self.current = Some(device);
-        Ok(())
-    }
-
-    /// Another context may be current on this thread by now.
-    pub(crate) fn bind_anew(&mut self) {
-        self.current = None;
+        let current = self.context(device)?.device.bind();
+        self.bound = device;
+        current
     }
 
     /// A device with a context. The first has one from the start.

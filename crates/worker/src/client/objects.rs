@@ -122,12 +122,13 @@ pub(crate) struct GraphObject {
 
 pub(crate) struct ExecObject {
     pub device: usize,
-    /// None where it could not be made again after a restore: copies or fills of memory or arrays that are not there any
-    /// more. It is tried when it is launched.
+    /// None until it is made after a restore, see [`Client::make_ahead`](super::Client::make_ahead).
     pub handle: Option<GraphExec>,
     pub flags: u64,
     /// Of the graph as it was when this was instantiated, with what was changed since.
     pub recipe: Arc<Recipe>,
     /// Some of that is not in the instance yet.
     pub is_stale: bool,
+    /// Which launch of a graph was its last one, as they are counted; 0 for none.
+    pub used: u64,
 }

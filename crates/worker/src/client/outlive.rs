@@ -108,7 +108,6 @@ impl Client {
     pub(crate) fn stay(&mut self) {
         self.leaving = false;
         self.gpus.set_leaving(false);
-        self.bind_anew();
     }
 
     /// As [`Client::event_times`] tells them, of a client that leaves its context.

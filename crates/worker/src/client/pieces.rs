@@ -100,12 +100,6 @@ impl Pieces {
         self.loaded.get(kernel).map(|loaded| loaded.module)
     }
 
-    /// Where the constants are, as far as the code was taken apart here.
-    pub(super) fn constants(&self) -> Option<Range<u64>> {
-        let range = self.prepared.as_ref()?.constants()?.range;
-        Some(self.globals.address + range.start..self.globals.address + range.end)
-    }
-
     pub(crate) fn modules(&self) -> impl Iterator<Item = Module> + '_ {
         self.loaded.values().map(|loaded| loaded.module)
     }

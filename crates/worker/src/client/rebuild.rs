@@ -85,7 +85,7 @@ impl Drop for Stage<'_> {
 impl Client {
     /// The graph that a recipe describes, and its nodes by their numbers.
     pub(crate) fn build(&mut self, index: usize, recipe: &Recipe) -> Result<Built> {
-        let fills = self.writes_constants(recipe);
+        let fills = self.writes_constants(recipe)?;
         self.build_as(index, recipe, fills)
     }
 

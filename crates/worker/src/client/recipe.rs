@@ -15,26 +15,6 @@ pub(crate) struct Recipe {
 }
 
 impl Recipe {
-    /// Whether it has copies, fills or other work that a device checks the addresses of when it is added.
-    pub(crate) fn copies(&self) -> bool {
-        self.steps.iter().any(|step| match step {
-            GraphStep::Captured(recording) => recording.steps.iter().any(|step| match step {
-                Step::Launch { .. } | Step::Record { .. } | Step::Wait { .. } => false,
-                Step::Graph { recipe, .. } => recipe.copies(),
-                _ => true,
-            }),
-            GraphStep::Kernel { .. } | GraphStep::Empty { .. } | GraphStep::Disabled(_) | GraphStep::Gone => {
-                false
-            }
-            GraphStep::Copy { .. } | GraphStep::Set { .. } => true,
-            GraphStep::Child { recipe, .. } => recipe.copies(),
-            GraphStep::Conditional { bodies, .. } => bodies.iter().any(Recipe::copies),
-            GraphStep::Action { action, .. } => {
-                matches!(action, NodeAction::Values(_) | NodeAction::Staged { .. } | NodeAction::CopyArray(_))
-            }
-        })
-    }
-
     /// Whether conditions decide what it does.
     pub(crate) fn has_conditions(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, GraphStep::Conditional { .. }))
@@ -85,6 +65,7 @@ pub(crate) enum GraphStep {
         after: Vec<u32>,
         function: Id,
         launch: Launch,
+        #[serde(with = "serde_bytes")]
         parameters: Vec<u8>,
     },
     Copy {
@@ -255,6 +236,7 @@ pub(crate) enum Step {
         stream: u64,
         function: Id,
         launch: Launch,
+        #[serde(with = "serde_bytes")]
         parameters: Vec<u8>,
     },
     Copy {

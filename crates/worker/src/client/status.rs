@@ -68,6 +68,7 @@ impl Client {
             streams: self.streams.count() as u64,
             events: self.events.count() as u64,
             graphs: (self.graphs.count() + self.execs.count()) as u64,
+            unmade: self.execs.iter().filter(|(_, exec)| exec.handle.is_none()).count() as u64,
             operations: self.operations,
             to_gpu_bytes: self.transferred.to_gpu,
             from_gpu_bytes: self.transferred.from_gpu,
@@ -93,11 +94,7 @@ impl Client {
     fn free_bytes(&mut self, device: usize) -> u64 {
         let known = match self.contexts[device] {
             Some(_) => self.memory_space(device).ok().map(|(free, _)| free),
-            None => {
-                let free = self.gpus.free_bytes(device);
-                self.bind_anew();
-                free
-            }
+            None => self.gpus.free_bytes(device),
         };
         known.unwrap_or_else(|| self.gpus.info(device).map_or(0, |info| info.total_memory))
     }

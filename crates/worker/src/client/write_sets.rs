@@ -85,9 +85,9 @@ impl Client {
         {
             return Some(info.parameters);
         }
-        // Another context than the current one cannot be asked.
-        let handle = function.handle.filter(|_| self.current == Some(function.device))?;
-        Some(self.context(function.device).ok()?.device.function_info(handle).ok()?.parameters)
+        let gpu = &self.context(function.device).ok()?.device;
+        gpu.bind().ok()?;
+        Some(gpu.function_info(function.handle?).ok()?.parameters)
     }
 }
 

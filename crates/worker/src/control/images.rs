@@ -203,7 +203,6 @@ impl Control {
                     log::warn!("a cache cannot be used: {code}");
                 }
             }
-            dispatcher.client.bind_anew();
         })?;
         Ok(())
     }

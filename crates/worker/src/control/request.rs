@@ -174,11 +174,7 @@ impl Control {
             Request::Admit(_) | Request::GetSharing(_) => Err("this worker's contexts are not shared".into()),
             Request::SetPortion(ask::SetPortion { portion }) => self
                 .remote
-                .ask(move |dispatcher| {
-                    let set = dispatcher.client.gpus.set_portion(portion);
-                    dispatcher.client.bind_anew();
-                    set
-                })?
+                .ask(move |dispatcher| dispatcher.client.gpus.set_portion(portion))?
                 .map_err(ControlError::from)
                 .map(answer::<ask::SetPortion>),
             Request::Watch(_) => self.watch(descriptors).map(answer::<ask::Watch>),

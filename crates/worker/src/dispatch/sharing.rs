@@ -22,7 +22,6 @@ impl Dispatcher {
     fn end_sharing(&mut self) -> Result<(), DispatchError> {
         let Some(shared) = self.activity.shared_mut() else { return Ok(()) };
         let ended = shared.sharing.end(&mut self.client, &mut shared.journal);
-        self.client.bind_anew();
         ended.map_err(DispatchError::Sharing)?;
         shared.sharing.tell(&Ok(()));
         self.forget_sharing();

@@ -10,6 +10,8 @@ use rekindle_store::{Staging, Store};
 
 use super::code_pre_copy::CodePreCopy;
 use super::error::{Error, Result, device};
+use super::graph_part;
+use super::kernels;
 use super::save::{check_globals, devices, graphs, put_state, streams_and_events};
 use super::save_code;
 use super::save_memory::{self, MemoryFate, Window};
@@ -34,10 +36,13 @@ pub(crate) fn save_bare(client: &mut Client, store: &Path, name: &str) -> Result
     streams_and_events(client, &mut state)?;
     // Threads take it themselves: their rings are where they were.
     state.uncollected.clear();
-    graphs(client, &mut state);
+    let graphs = graph_part::write(&staging, graphs(client, &mut state));
+    let kernels = kernels::write(client, &staging, &mut state)?;
     client.trim_all().map_err(device("free what the program has freed"))?;
     save_memory::plan(client, &staging, &mut state, MemoryFate::Elsewhere)?;
     let mut parts = save_code::modules(client, &staging, &mut state, CodePreCopy::default())?;
+    parts.extend(kernels.end()?);
+    parts.extend(graphs.end()?);
     parts.push(put_state(&staging, &state, &mut Timer::start())?);
     draft.adopt(parts)?;
     Ok(draft.commit()?.path().to_path_buf())

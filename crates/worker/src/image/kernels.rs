@@ -11,6 +11,7 @@ use rekindle_protocol::operation::Id;
 use rekindle_store::{Part, PartKind, Staging};
 use serde_json::json;
 
+use super::beside::Beside;
 use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
 use super::state::{KernelState, State};
@@ -21,8 +22,8 @@ pub(super) const PART: &str = "kernels";
 /// Operations within which a kernel was launched that the next requests will probably launch too.
 const RECENT: u64 = 20_000;
 
-/// Notes what is loaded, and writes it to a part.
-pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Result<Option<Part>> {
+/// Notes what is loaded, and begins to write it to a part.
+pub(super) fn write(client: &Client, staging: &Staging, state: &mut State) -> Result<Beside<Option<Part>>> {
     let newest = client.functions.iter().map(|(_, function)| function.used).max().unwrap_or_default();
     let mut found = Vec::new();
     for (_, function) in client.functions.iter().filter(|(_, function)| function.at > 0) {
@@ -34,20 +35,24 @@ pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Res
         found.push(((is_old, function.at), function.module, &function.name, piece));
     }
     found.sort_by_key(|(order, ..)| *order);
-    let (mut known, mut contents) = (HashSet::new(), Vec::new());
+    let (mut known, mut codes) = (HashSet::new(), Vec::new());
     for (_, module, name, piece) in found {
         if known.insert((module, name)) {
             let (name, options) = (name.clone(), piece.options.clone());
             let bytes = piece.code.bytes().len() as u64;
-            contents.extend_from_slice(piece.code.bytes());
+            codes.push(piece.code.clone());
             if piece.is_sharable {
                 state.sharable.insert(state.kernels.len());
             }
             state.kernels.push(KernelState { module, name, bytes, options });
         }
     }
-    let part = (!contents.is_empty()).then(|| staging.put(PartKind::Module, PART, json!({}), &contents));
-    Ok(part.transpose()?)
+    let staging = staging.clone();
+    Ok(Beside::begin(move || {
+        let contents = codes.iter().map(Code::bytes).collect::<Vec<_>>().concat();
+        let part = (!contents.is_empty()).then(|| staging.put(PartKind::Module, PART, json!({}), &contents));
+        Ok(part.transpose()?)
+    }))
 }
 
 /// Gives modules in pieces what the image has of them; so many bytes.

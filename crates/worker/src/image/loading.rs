@@ -16,6 +16,7 @@ use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
 use rekindle_store::{Image, Part};
 
+use super::beside::Beside;
 use super::block::{Gpu, Preparing};
 use super::cache::Views;
 use super::contents::PartLocation;
@@ -37,7 +38,7 @@ pub(crate) type Outcome = std::result::Result<Vec<Phase>, LoadingError>;
 /// What is loaded, and from where.
 pub(super) struct LoadTask {
     pub image: Image,
-    pub state: State,
+    pub state: Arc<State>,
     pub windows: Vec<Window>,
     pub gpus: Vec<Option<Gpu>>,
     /// Names of parts whose memory was taken over with its contents.
@@ -71,6 +72,8 @@ pub(crate) struct Loading {
     windows: Vec<Windows>,
     /// All contents are there.
     loaded: Option<Phase>,
+    /// Looks whether all is there that is to be read.
+    present: Option<Beside<()>>,
 }
 
 impl LoadTask {
@@ -176,8 +179,14 @@ impl Loading {
         let thread = std::thread::Builder::new().name("loading".into()).spawn(load);
         let thread =
             thread.map_err(|source| Error::Io { action: "start", path: "a thread".to_string(), source })?;
-        let loading = Loading {
-            work: work.clone(),
+        // What can be told without reading is told before the program runs.
+        let looked_for = work.clone();
+        let present = Beside::begin(move || {
+            let parts: Vec<&Part> = looked_for.parts()?.into_iter().map(|(_, part)| part).collect();
+            Ok(looked_for.image.check_present(&parts)?)
+        });
+        Ok(Loading {
+            work,
             remote: for_later,
             since,
             stop,
@@ -186,11 +195,13 @@ impl Loading {
             on_demand,
             windows,
             loaded: None,
-        };
-        // What can be told without reading is told before the program runs.
-        let parts: Vec<&Part> = parts.into_iter().map(|(_, part)| part).collect();
-        work.image.check_present(&parts)?;
-        Ok(loading)
+            present: Some(present),
+        })
+    }
+
+    /// Waits until all that is to be read was looked for; fails if some of it is not there.
+    pub(super) fn check_present(&mut self) -> Result<()> {
+        self.present.take().map_or(Ok(()), Beside::end)
     }
 
     /// Requests can be done before all contents are there.

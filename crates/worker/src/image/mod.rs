@@ -13,6 +13,7 @@
 
 mod arrays;
 mod bare;
+mod beside;
 mod block;
 mod cache;
 mod cache_fill;
@@ -26,6 +27,7 @@ mod disk;
 mod drain;
 mod enqueued_copies;
 mod error;
+mod graph_part;
 mod guard;
 mod hashed;
 mod hidden;

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
 use rekindle_device::Stream;
 use rekindle_protocol::worker::{Cached, Phase, Recording};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
@@ -15,6 +14,7 @@ use rekindle_store::{Image, PartKind};
 use super::block::Preparing;
 use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
+use super::graph_part::{self, Graphs};
 use super::hidden::open_windows;
 use super::loading::{LoadTask, Loading, spans};
 use super::resident::Registering;
@@ -68,8 +68,8 @@ pub(crate) fn restore(
         return Err(Error::Refused("this worker has a program already; restore into a new one".to_string()));
     }
     let image = Image::open(image)?;
-    let encoded = read_state(&image)?;
-    let mut state = State::decode(&encoded)?;
+    let in_own_part = graph_part::read(&image);
+    let state = Arc::new(State::decode(&read_state(&image)?)?);
     let blocks = begin(dispatcher, &image, &state)?;
     let code_parts = CodeParts::begin(image.clone(), &state, kernels::PART);
     timer.lap("worker state", 0);
@@ -100,7 +100,6 @@ pub(crate) fn restore(
     // What others have too is there for all of them at once.
     let can_wait = left.is_empty()
         && lent.is_empty()
-        && !graphs_copy(&state)
         && state.ipc.is_empty()
         && state.arrays.is_empty()
         // Arguments do not name the memory that textures read.
@@ -120,12 +119,10 @@ pub(crate) fn restore(
     };
     let there = (&shared, &declared);
     restore_memory::place(&mut dispatcher.client, &state, &left, hidden.as_mut(), there)?;
-    let shared_state = std::mem::take(&mut state.ipc);
     let of_others = restore_memory::of_others(&state);
-    let shared_physical = std::mem::take(&mut state.physical_shared);
     let client = &mut dispatcher.client;
-    let arrivals = client.prepare_shared(shared_state, &left).and_then(|mut arrivals| {
-        client.prepare_physical(&mut arrivals, shared_physical, of_others)?;
+    let arrivals = client.prepare_shared(state.ipc.clone(), &left).and_then(|mut arrivals| {
+        client.prepare_physical(&mut arrivals, state.physical_shared.clone(), of_others)?;
         client.take_left(&mut arrivals, &left)?;
         Ok(arrivals)
     });
@@ -168,16 +165,19 @@ pub(crate) fn restore(
         log::warn!("caches in GPU memory are not used, for there are no addresses for them: {code}");
     }
     let views = dispatcher.cache.open(cached, on);
-    dispatcher.client.bind_anew();
     let filled = match based {
         true => restore_memory::wanted(&state, &windows).into_iter().map(|(name, _)| name).collect(),
         false => left.keys().chain(lent.keys()).chain(declared.keys()).cloned().collect(),
     };
     let to_load = dispatcher.client.data.declared().map(|(address, _)| (buffer_part(address), address));
     let to_load = to_load.filter(|(part, _)| !declared.contains_key(part)).collect();
+    // Once contents and kernels are on their way, events wait for some of them, or for the driver.
+    clocks(&mut dispatcher.client, &state)?;
+    events(&mut dispatcher.client, &state)?;
+    timer.lap("events", 0);
     let work = LoadTask {
         image: image.clone(),
-        state: State::decode(&encoded)?,
+        state: state.clone(),
         windows,
         gpus,
         left: filled,
@@ -189,7 +189,7 @@ pub(crate) fn restore(
         arrivals,
     };
     let beside = remote.clone();
-    let loading = Loading::begin(work, load_windows, blocks, remote, since)?;
+    let mut loading = Loading::begin(work, load_windows, blocks, remote, since)?;
     timer.lap("begin to load", 0);
     parts(&mut dispatcher.client, &state)?;
     let own_streams = whole::replay(&mut dispatcher.client, &image, &state)?;
@@ -199,14 +199,14 @@ pub(crate) fn restore(
     let bytes = restore_code::pieces(&mut dispatcher.client, &image, &state, &code_parts)?;
     kernels::load_beside(&dispatcher.client, &state, beside);
     timer.lap("kernels", bytes);
-    events(&mut dispatcher.client, &state)?;
-    graphs(&mut dispatcher.client, &state)?;
+    graphs(&mut dispatcher.client, &state, in_own_part.end()?)?;
     join_files(dispatcher, &state, own_streams, again)?;
     if let Some(journal) = &mut journal {
         for thread in &dispatcher.client.threads {
             journal.push_ring(thread.index, &thread.name);
         }
     }
+    loading.check_present()?;
     dispatcher.activity = Activity::Loading { loading, journal };
     timer.lap("GPU objects", 0);
     Ok(timer.phases())
@@ -318,7 +318,8 @@ fn parts(client: &mut Client, state: &State) -> Result<()> {
     Ok(())
 }
 
-fn events(client: &mut Client, state: &State) -> Result<()> {
+/// The program's clocks go on.
+fn clocks(client: &mut Client, state: &State) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
         let gpu = client.on(index).map_err(device("be used"))?;
@@ -332,6 +333,10 @@ fn events(client: &mut Client, state: &State) -> Result<()> {
         let anchor = Some(Mark { event, time: context.clock });
         client.context_mut(index).map_err(device("be used"))?.anchor = anchor;
     }
+    Ok(())
+}
+
+fn events(client: &mut Client, state: &State) -> Result<()> {
     for row in &state.events {
         let gpu = client.on(row.device).map_err(device("be used"))?;
         let handle = gpu.event_create(row.flags & !INTERPROCESS).map_err(device("make an event"))?;
@@ -354,43 +359,22 @@ fn can_share(client: &Client, state: &State) -> bool {
     contexts == 1 && state.physical.is_empty() && state.pinned.is_empty()
 }
 
-/// Whether instances of graphs name memory that must be mapped when they are made: that of copies and fills.
-fn graphs_copy(state: &State) -> bool {
-    state.execs.iter().any(|row| row.recipe.copies())
-}
-
-fn graphs(client: &mut Client, state: &State) -> Result<()> {
-    for row in &state.graphs {
-        // The device gets it when it is used next.
-        let within = state.inside.get(&row.id).copied();
-        let recipe = row.recipe.clone().into();
+/// Graphs and their instances, none of which the device has yet: it gets them when they are used next, and instances that
+/// nobody launches while the program rests.
+fn graphs(client: &mut Client, state: &State, in_own_part: Graphs) -> Result<()> {
+    let number = |code| device("number a graph as before")(code);
+    for row in state.graphs.iter().chain(&in_own_part.graphs) {
+        let (within, recipe) = (state.inside.get(&row.id).copied(), row.recipe.clone());
         let graph = GraphObject { device: row.device, built: None, recipe, within };
-        client.graphs.insert(row.id, graph).map_err(device("number a graph as before"))?;
+        client.graphs.insert(row.id, graph).map_err(number)?;
     }
-    for row in &state.execs {
-        let build = |client: &mut Client| {
-            let (graph, _) = client.build(row.device, &row.recipe)?;
-            let gpu = client.on(row.device)?;
-            let handle = gpu.graph_instantiate(graph, row.flags)?;
-            gpu.graph_destroy(graph)?;
-            Ok(handle)
-        };
-        let handle = match build(client) {
-            Ok(handle) => Some(handle),
-            Err(code @ (CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_INVALID_HANDLE)) if row.recipe.copies() => {
-                log::warn!(
-                    "instance {} of a graph copies or fills memory that is not there any more ({}); it is made when it is \
-                     launched",
-                    row.id,
-                    code
-                );
-                None
-            }
-            Err(code) => return Err(device(format!("instantiate graph {} again", row.id))(code)),
-        };
-        let (recipe, is_stale) = (row.recipe.clone().into(), handle.is_none());
-        let exec = ExecObject { device: row.device, handle, flags: row.flags, recipe, is_stale };
-        client.execs.insert(row.id, exec).map_err(device("number a graph as before"))?;
+    client.graph_launches = (state.execs.len() + in_own_part.execs.len()) as u64;
+    let execs = state.execs.iter().chain(&in_own_part.execs);
+    for (row, used) in execs.zip((1..=client.graph_launches).rev()) {
+        let (flags, recipe) = (row.flags, row.recipe.clone());
+        let exec = ExecObject { device: row.device, handle: None, flags, recipe, is_stale: true, used };
+        client.execs.insert(row.id, exec).map_err(number)?;
+        client.unmade.push_back(row.id);
     }
     Ok(())
 }

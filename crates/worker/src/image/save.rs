@@ -1,5 +1,6 @@
 //! Writing the GPU half into an image in the making. The client is quiesced and the devices are idle.
 
+use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -15,6 +16,7 @@ use super::contents::PartLocation;
 use super::cut::Cut;
 use super::drain::SaveContext;
 use super::error::{Error, Result, device};
+use super::graph_part::{self, Graphs};
 use super::pre_copy::PreCopy;
 use super::reference::Reference;
 use super::save_memory::MemoryFate;
@@ -25,10 +27,10 @@ use super::state::{
 };
 use super::timer::Timer;
 use super::{
-    LeftMemory, arrays, contents, copy_out, declared, pinned, reference, runs, save_code, save_memory,
-    uncollected,
+    LeftMemory, arrays, contents, copy_out, declared, kernels, pinned, reference, runs, save_code,
+    save_memory, uncollected,
 };
-use crate::client::{Body, Client, Context, ModuleObject, PartObject, Recipe, StreamObject};
+use crate::client::{Body, Client, Context, ExecObject, ModuleObject, PartObject, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
 /// Begins to make what [`save`] or a restore will copy through.
@@ -45,19 +47,6 @@ pub(crate) fn blocks(client: &Client, contents: Contents) -> Option<Preparing> {
 type Saved = (protocol::Saved, LeftMemory);
 
 pub(crate) fn save(
-    dispatcher: &mut Dispatcher,
-    staging: &Path,
-    contents: Contents,
-    along: (CodePreCopy, PreCopy, Timer),
-    stop: &AtomicBool,
-) -> Result<Saved> {
-    let saved = try_to_save(dispatcher, staging, contents, along, stop);
-    // What is copied and given back here binds GPUs as it comes.
-    dispatcher.client.bind_anew();
-    saved
-}
-
-fn try_to_save(
     dispatcher: &mut Dispatcher,
     staging: &Path,
     contents: Contents,
@@ -82,10 +71,11 @@ fn try_to_save(
     };
     state.devices = devices(client)?;
     streams_and_events(client, &mut state)?;
-    graphs(client, &mut state);
+    // What is large and does not change is written beside the rest.
+    let graphs = graph_part::write(&staging, graphs(client, &mut state));
+    let kernels = kernels::write(client, &staging, &mut state)?;
     state.ipc = client.ipc_state();
     state.physical_shared = client.physical_shared();
-    check_shared(&state)?;
     let arrays = arrays::save(client, &staging, &mut state)?;
     let declared = declared::save(client, &staging)?;
     timer.lap("GPU objects", 0);
@@ -112,7 +102,6 @@ fn try_to_save(
     let mut reference = None;
     if let Some(places) = looked_at.as_ref().filter(|_| !behind) {
         let taken = Reference::take(&gpus, places, stop);
-        client.bind_anew();
         match taken {
             Ok(taken) => reference = Some(taken),
             Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
@@ -160,7 +149,6 @@ fn try_to_save(
         Some(places) => {
             save_memory::wait(client)?;
             let taken = Reference::take(&gpus, &places, stop);
-            client.bind_anew();
             reference = Some(taken?);
             timer.lap("reference", bytes);
             Ok(())
@@ -178,6 +166,8 @@ fn try_to_save(
         parts.extend(code?);
         parts.extend(arrays);
         parts.extend(declared);
+        parts.extend(kernels.end()?);
+        parts.extend(graphs.end()?);
         parts.push(put_state(&staging, &state, &mut timer)?);
         parts.iter().map(describe).collect::<Result<_>>()
     });
@@ -208,19 +198,6 @@ pub(super) fn check_globals(client: &Client) -> Result<()> {
         "it shares its context, and code of it had to be loaded whole{why}, whose global {name} lies where the context's \
          other programs let it; run it without `--share`, or declare the function with `share=False`, to take images of it"
     )))
-}
-
-/// Graphs are built again before memory of other processes is there.
-fn check_shared(state: &State) -> Result<()> {
-    let recipes = state.graphs.iter().map(|row| &row.recipe).chain(state.execs.iter().map(|row| &row.recipe));
-    let has_imports = state.ipc.has_imports() || !state.physical_shared.imports.is_empty();
-    if has_imports && recipes.into_iter().any(Recipe::copies) {
-        return Err(Error::Refused(
-            "a process has graphs that copy memory, and memory of another process open; have it close that, or destroy those"
-                .to_string(),
-        ));
-    }
-    Ok(())
 }
 
 pub(super) fn put_state(staging: &Staging, state: &State, timer: &mut Timer) -> Result<Part> {
@@ -314,14 +291,21 @@ pub(super) fn streams_and_events(client: &mut Client, state: &mut State) -> Resu
     Ok(())
 }
 
-pub(super) fn graphs(client: &Client, state: &mut State) {
+/// Instances that were launched last come first, for they are made in this order.
+pub(super) fn graphs(client: &Client, state: &mut State) -> Graphs {
+    let mut graphs = Vec::new();
     for (id, graph) in client.graphs.iter() {
-        let recipe = (*graph.recipe).clone();
-        state.graphs.push(GraphState { id, device: graph.device, recipe, nodes: graph.recipe.nodes() });
+        let (recipe, nodes) = (graph.recipe.clone(), graph.recipe.nodes());
+        graphs.push(GraphState { id, device: graph.device, recipe, nodes });
         state.inside.extend(graph.within.map(|within| (id, within)));
     }
-    for (id, exec) in client.execs.iter() {
-        let recipe = (*exec.recipe).clone();
-        state.execs.push(ExecState { id, device: exec.device, flags: exec.flags, recipe });
-    }
+    let mut execs: Vec<_> = client.execs.iter().collect();
+    execs.sort_by_key(|(_, exec)| Reverse(exec.used));
+    let describe = |(id, exec): (u32, &ExecObject)| ExecState {
+        id,
+        device: exec.device,
+        flags: exec.flags,
+        recipe: exec.recipe.clone(),
+    };
+    Graphs { graphs, execs: execs.into_iter().map(describe).collect() }
 }

@@ -7,8 +7,8 @@ use serde_json::json;
 use super::block::{Block, Blocks, Gpu};
 use super::code_pre_copy::CodePreCopy;
 use super::error::{Error, Result, device};
+use super::save_memory;
 use super::state::{CodeState, FunctionState, GlobalContent, ModuleState, State, globals_part};
-use super::{kernels, save_memory};
 use crate::client::{Client, ModuleObject};
 use crate::code::LoadedCode;
 
@@ -74,7 +74,6 @@ pub(super) fn modules(
             cache: function.settings.cache,
         })
         .collect();
-    parts.extend(kernels::save(client, staging, state)?);
     let named = state.modules.iter().filter_map(|row| match &row.code {
         CodeState::Part(name) => Some(name.clone()),
         CodeState::File { .. } => None,

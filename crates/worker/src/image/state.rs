@@ -8,6 +8,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use rekindle_device::{Access, GpuKind, ModuleKind, Placement, Slice, Units};
 use rekindle_protocol::operation::Id;
@@ -20,9 +21,10 @@ use crate::ipc::{IpcState, PhysicalShared};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 10;
+pub(super) const VERSION: u32 = 11;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 8] = [(9, 1), (8, 2), (7, 8), (6, 14), (5, 15), (4, 16), (3, 19), (2, 20)];
+const EARLIER: [(u32, usize); 9] =
+    [(10, 0), (9, 1), (8, 2), (7, 8), (6, 14), (5, 15), (4, 16), (3, 19), (2, 20)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -38,6 +40,7 @@ pub(super) struct State {
     pub functions: Vec<FunctionState>,
     pub streams: Vec<StreamState>,
     pub events: Vec<EventState>,
+    /// Of images of earlier versions; later ones have them in [a part of their own](super::graph_part).
     pub graphs: Vec<GraphState>,
     pub execs: Vec<ExecState>,
     pub threads: Vec<ThreadState>,
@@ -93,6 +96,7 @@ pub(super) struct UncollectedState {
     pub offset: u64,
     /// The position that its thread waits for.
     pub end: u64,
+    #[serde(with = "serde_bytes")]
     pub content: Vec<u8>,
 }
 
@@ -239,7 +243,7 @@ pub(super) struct EventState {
 pub(super) struct GraphState {
     pub id: Id,
     pub device: usize,
-    pub recipe: Recipe,
+    pub recipe: Arc<Recipe>,
     /// How many nodes the program was told of.
     pub nodes: usize,
 }
@@ -249,7 +253,7 @@ pub(super) struct ExecState {
     pub id: Id,
     pub device: usize,
     pub flags: u64,
-    pub recipe: Recipe,
+    pub recipe: Arc<Recipe>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -372,7 +376,7 @@ mod tests {
     /// before. New ones go to the end of [`State`].
     #[test]
     fn what_a_version_writes_stays_as_it_is() {
-        let expected = "524b57530a0000000101016d010101020000000000000000f83f000000000000010503016b070110c801010201010200\
+        let expected = "524b57530b0000000101016d010101020000000000000000f83f000000000000010503016b070110c801010201010200\
                         0101030000000009626f6172642d312d3000000000000103016b0901000100000000000000000000000000000000";
         let kernels = vec![KernelState { module: 3, name: "k".to_string(), bytes: 9, options: vec![(0, 1)] }];
         let state = State { kernels, ..sample() };

@@ -132,7 +132,6 @@ fn each(
         let Some(Some(gpu)) = gpus.get(one.index) else { continue };
         gpu.device.bind().and_then(|()| look(gpu, one, room)).map_err(device("hash a buffer"))?;
     }
-    dispatcher.client.bind_anew();
     Ok(())
 }
 

@@ -63,7 +63,6 @@ impl Client {
         let gpu = self.context(device)?.device.clone();
         let export = service.offer(Export { number, descriptor, bytes: PAGE_BYTES, gpu: None });
         let page = Rc::new(Page::map((device, gpu), &file, free.into_iter(), Some(export))?);
-        self.bind_anew();
         self.ipc.pages.insert(number, page.clone());
         Ok(page)
     }
@@ -119,7 +118,6 @@ impl Client {
     pub(super) fn take_page(&mut self, device: usize, source: Source, file: &OwnedFd) -> Result<Rc<Page>> {
         let gpu = self.context(device)?.device.clone();
         let page = Rc::new(Page::map((device, gpu), file, std::iter::empty(), None)?);
-        self.bind_anew();
         self.ipc.others.insert(source, page.clone());
         Ok(page)
     }

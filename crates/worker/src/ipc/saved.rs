@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Ipc;
 use crate::client::Client;
 
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct IpcState {
     /// Of the process; none if it has given nothing.
     pub key: Option<u64>,
@@ -22,7 +22,7 @@ pub(crate) struct IpcState {
 }
 
 /// Memory that the program maps itself and that several processes have, by the serial numbers of its handles.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PhysicalShared {
     /// Under which numbers others may have it.
     pub exports: BTreeMap<u64, u64>,
@@ -37,21 +37,21 @@ impl PhysicalShared {
 }
 
 /// A buffer that others may have.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ExportState {
     pub number: u64,
     pub device: usize,
     pub address: u64,
 }
 
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PageState {
     pub number: u64,
     pub device: usize,
 }
 
 /// Memory of another process; of this one, without `source`.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ImportState {
     pub address: u64,
     pub device: usize,
@@ -60,7 +60,7 @@ pub(crate) struct ImportState {
     pub opened: BTreeMap<u64, u32>,
 }
 
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EventState {
     pub id: Id,
     pub device: usize,
@@ -68,7 +68,7 @@ pub(crate) struct EventState {
     pub slot: u64,
 }
 
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum EventLocation {
     /// In the page of this process's with the number.
     Own(u64),
@@ -78,11 +78,6 @@ pub(crate) enum EventLocation {
 impl IpcState {
     pub(crate) fn is_empty(&self) -> bool {
         *self == IpcState::default()
-    }
-
-    /// Where memory of other processes is mapped.
-    pub(crate) fn has_imports(&self) -> bool {
-        self.imports.iter().any(|import| import.source.is_some())
     }
 }
 

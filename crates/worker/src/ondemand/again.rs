@@ -266,7 +266,6 @@ fn restore(
         let memory = unsafe { OwnedFd::from_raw_fd(*memory) };
         let filled = base::put_back(&mut dispatcher.client, described, memory);
         filled.map_err(OnDemandError::Memory)?;
-        dispatcher.client.bind_anew();
     }
     let mut phases = dispatcher.loaded.take().ok_or(OnDemandError::NothingLoaded)??;
     if let Some(uses) = &mut dispatcher.uses {

@@ -192,7 +192,6 @@ impl Sharing {
             None => Base::new(client, self.device)?,
         };
         let taken = base.take();
-        client.bind_anew();
         self.base = Some(base);
         self.is_based = taken.is_ok();
         taken

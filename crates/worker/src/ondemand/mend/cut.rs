@@ -138,7 +138,6 @@ impl Mend {
             }
         }
         let made = self.try_to_cut(client, place, (next, anew), now);
-        client.bind_anew();
         match made {
             Ok(cut) => {
                 self.cut = Some(Cut { took: now.elapsed(), ..cut });

@@ -323,7 +323,6 @@ impl Mend {
         self.lapse(client, MendObstacle::NoRoom);
         let copying = self.await_cut(client);
         self.keep.give_back(copying);
-        client.bind_anew();
         self.pace.lacks_room(Instant::now());
         true
     }
@@ -384,7 +383,6 @@ impl Mend {
         let began = Instant::now();
         self.forget_probe(client);
         let begun = self.try_to_begin(client, next, began);
-        client.bind_anew();
         self.pace.has_tried(began, Instant::now(), begun.is_ok());
         match begun {
             Ok(()) => {

@@ -87,7 +87,6 @@ impl MendTakeover {
                 mend.lapse(client, MendObstacle::Failed);
             }
         }
-        client.bind_anew();
         dispatcher.mend = Some(mend);
         let done = Phase {
             name: "requests done once more".to_string(),
