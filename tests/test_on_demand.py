@@ -129,6 +129,27 @@ def test_launches_run_before_all_is_loaded_and_results_wait(images):
     assert rekindle.wait_end("early") == expected
 
 
+def niceness(pid):
+    """Of each thread, with its name."""
+    threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    names = [Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip() for thread in threads]
+    return [(name, os.getpriority(os.PRIO_PROCESS, thread)) for name, thread in zip(names, threads, strict=True)]
+
+
+def test_what_loads_has_a_processor_before_others_and_nobody_else_has(images):
+    rekindle, expected = images("named")
+    ahead(rekindle, "first")
+    sandbox = rekindle.sandbox("first")
+    (worker,) = sandbox["workers"]
+    loading = [nice for name, nice in niceness(worker) if name == "loading"]
+    others = [nice for name, nice in niceness(worker) if name != "loading"]
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert loading == [-10] and min(others) == usual, niceness(worker)
+    assert {nice for _, nice in niceness(sandbox["pid"])} == {usual}
+    load(rekindle)
+    assert rekindle.wait_end("first") == expected
+
+
 def test_a_fault_is_mended_while_the_daemon_is_gone(images):
     rekindle, expected = images("hidden")
     ahead(rekindle, "alone")

@@ -1,17 +1,49 @@
 //! Work on many things at once, by threads that live for as long as it takes: who calls may have forked, and counts its threads.
 
+mod urgent;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+
+pub use urgent::Urgent;
 
 /// How much less than others threads are run (`nice`) that nobody waits for.
 pub const IN_THE_BACKGROUND: i32 = 15;
 /// The same, of those that somebody waits for while a program goes on beside them.
 pub const BESIDE_A_PROGRAM: i32 = 5;
 
+/// The same, of those that a program is back with: they have a processor before others.
+const FIRST: i32 = -10;
+
 /// Has the calling thread, and those that it starts, run less than others.
 pub fn give_way(nice: i32) {
     // SAFETY: changes how this thread is scheduled.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
+/// Has the calling thread, and those that it starts, run before others, if it may.
+pub fn go_first() {
+    give_way(FIRST);
+}
+
+/// The calling thread goes first, as do those that it starts meanwhile, until this is dropped.
+pub struct GoingFirst {
+    before: i32,
+}
+
+impl GoingFirst {
+    pub fn begin() -> GoingFirst {
+        // SAFETY: asks how this thread is scheduled.
+        let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        go_first();
+        GoingFirst { before }
+    }
+}
+
+impl Drop for GoingFirst {
+    fn drop(&mut self) {
+        give_way(self.before);
+    }
 }
 
 /// Does something on a thread that gives way.
@@ -100,6 +132,21 @@ mod tests {
             (before + 1, before + 1)
         );
         assert_eq!(nice(), before);
+    }
+
+    #[test]
+    fn a_thread_that_goes_first_has_those_that_it_starts_go_first() {
+        // SAFETY: asks how this thread is scheduled.
+        let nice = || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        let of_its_own = move || thread::scope(|scope| scope.spawn(nice).join().unwrap());
+        let before = nice();
+        // Who may not goes on as it was.
+        let first = thread::spawn(move || (go_first(), of_its_own()).1).join().unwrap();
+        assert!(first == FIRST || first == before);
+        let meanwhile = GoingFirst::begin();
+        assert_eq!(of_its_own(), first);
+        drop(meanwhile);
+        assert_eq!((nice(), of_its_own()), (before, before));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use rekindle_parallel::go_first;
 use rekindle_sandbox::autobound::{self, Names};
 use rekindle_sandbox::pages;
 use rekindle_sandbox::{
@@ -57,7 +58,10 @@ impl Attempt<'_> {
         std::thread::scope(|scope| {
             let vacant = scope
                 .spawn(|| self.timeline.lane(SANDBOX).time("namespaces", || Ok(ReadySandbox::make(&spec)?)));
-            let pages = scope.spawn(|| self.timeline.lane(PAGES).time("check pages", || self.check_pages()));
+            let pages = scope.spawn(|| {
+                go_first();
+                self.timeline.lane(PAGES).time("check pages", || self.check_pages())
+            });
             let ready = self.check_files().and_then(|images| self.link_pages().map(|()| images));
             let vacant = self.timeline.lane(CPU).wait("wait for the sandbox", &[SANDBOX], || join(vacant));
             let (mut images, vacant) = match (ready, vacant) {

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use rekindle_parallel::go_first;
 use rekindle_protocol::client::Quiesced;
 use rekindle_sandbox::{ExternalSocket, Restored, Sandbox as CpuHalf};
 use rekindle_store::Image;
@@ -132,6 +133,7 @@ impl<'a> Attempt<'a> {
             let pinned = scope.spawn(|| {
                 // The next daemon is to find the workers before the program can.
                 self.sandbox.note_workers();
+                go_first();
                 let load = |half: &Half<'_>| self.load_pinned(&half.image, half.client);
                 self.timeline.lane(PINNED).time("load", || halves.iter().try_for_each(load))
             });

@@ -4,11 +4,9 @@
 //! for each, and none of them does anything beside the other. On one processor such a switch needs nobody to be woken on
 //! another, which takes longer than all that is done in between. Once CRIU has only to let go of the threads they have all
 //! processors again: those that run already would take CRIU's from it, for some milliseconds at a time, while others still
-//! stand. Several processes are restored beside each other, and are left to all processors.
+//! stand.
 
 use std::collections::HashSet;
-use std::fs;
-use std::path::Path;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
@@ -23,18 +21,16 @@ pub struct OneProcessor {
 }
 
 impl OneProcessor {
-    /// For the restore of one process by `criu`; where it cannot be had, all goes on as it is.
-    pub fn take(images: &Path, criu: Pid) -> Option<OneProcessor> {
-        let memories = fs::read_dir(images).ok()?.flatten();
-        let memories = memories.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"mm-"));
-        if memories.count() != 1 {
-            return None;
-        }
+    /// For this process and these threads; where it cannot be had, all goes on as it is.
+    pub fn take(threads: impl IntoIterator<Item = i32>) -> Option<OneProcessor> {
         let before = sched_getaffinity(SELF).ok()?;
         let mut one = CpuSet::new();
         one.set(sched_getcpu().ok()?).ok()?;
-        sched_setaffinity(criu, &one).ok()?;
         sched_setaffinity(SELF, &one).ok()?;
+        for thread in threads {
+            // One that has ended needs none.
+            let _ = sched_setaffinity(Pid::from_raw(thread), &one);
+        }
         Some(OneProcessor { before })
     }
 

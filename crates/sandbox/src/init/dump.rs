@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::unistd::Pid;
+use rekindle_parallel::Urgent;
 
 use super::hold::Daemon;
 use super::look::{Look, Told, Unfit};
@@ -43,6 +44,8 @@ pub struct Prepared {
 impl Prepared {
     /// With the dump come the images directory and, maybe, a page server.
     pub fn begin(dump: Dump, descriptors: Vec<OwnedFd>, program: Pid) -> Result<Self, Failed> {
+        // CRIU and its tracer come of this thread.
+        let _urgent = Urgent::begin();
         let mut descriptors = descriptors.into_iter();
         let images = descriptors.next();
         let images = images
@@ -71,6 +74,7 @@ impl Prepared {
     /// Dumps the program; none if that is another by now than the one that CRIU was told of, and goes on. It is looked at
     /// while CRIU brings it to a stand.
     fn dump(self, layers: &Layers, program: Pid, daemon: &Daemon<'_>) -> Result<Option<Dumped>, Failed> {
+        let _urgent = Urgent::begin();
         let Prepared { waiting, dump, server, assist } = self;
         let images = waiting.images.try_clone();
         let images =

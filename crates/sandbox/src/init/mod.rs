@@ -6,6 +6,7 @@ mod affinity;
 mod commands;
 mod dump;
 mod findings;
+mod haste;
 mod hold;
 mod look;
 mod mounts;

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::Pid;
+use rekindle_parallel::Urgent;
 use rekindle_protocol::mounts::Overlay;
 use rekindle_protocol::terminal::WindowSize;
 
-use super::affinity::OneProcessor;
+use super::haste::Haste;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
-use crate::attributes::Attributes;
 use crate::conversation::{ConversationOptions, Failed, Service};
 use crate::ending::{AFTER_RESTORE, BEFORE_RESUME};
 use crate::log_index::Stream;
@@ -79,6 +79,8 @@ pub fn restore(
     // Pids that the program had elsewhere may be any.
     set_last_pid(restore.highest_pid.max(1))
         .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
+    // CRIU comes of this thread. It gives each thread of the program the priority that it had.
+    let _urgent = Urgent::begin();
     let mut criu = Service::spawn(&restore.criu, &passed, None, None)?;
     // CRIU has them.
     drop(theirs);
@@ -117,24 +119,23 @@ pub fn restore(
         log: Path::new(RUN_PATH).join(RESTORE_LOG),
         restores: Some(dir.clone()),
     };
-    let (mut attributes, mut warnings) = (Some(&restore.attributes), Vec::new());
-    let mut one_processor = OneProcessor::take(&dir, criu.pid());
+    let mut warnings = Vec::new();
+    let mut haste = Haste::begin(&dir, criu.pid(), &restore.attributes);
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
         AFTER_RESTORE => {
+            haste.complete();
             raise_pids().and_then(|()| severed::reset(&dir)).and_then(|()| ask(channel, whole, steps))
         }
         // All its threads stand still for the last time.
         BEFORE_RESUME => {
-            one_processor.take().into_iter().for_each(OneProcessor::give_back);
-            warnings.extend(attributes.take().into_iter().flat_map(Attributes::set));
+            warnings.extend(haste.end());
             Ok(())
         }
         _ => Ok(()),
     });
     criu.step("end");
     // A CRIU that does not announce that.
-    one_processor.take().into_iter().for_each(OneProcessor::give_back);
-    warnings.extend(attributes.take().into_iter().flat_map(Attributes::set));
+    warnings.extend(haste.end());
     restored?
         .map(|program| Restored {
             program: Pid::from_raw(program),

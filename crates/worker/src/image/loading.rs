@@ -140,6 +140,7 @@ impl Loading {
         let stop = Arc::new(AtomicBool::new(false));
         let (loaded, told, for_later) = (work.clone(), stop.clone(), remote.clone());
         let load = move || {
+            rekindle_parallel::go_first();
             let began = Instant::now();
             let views = std::mem::take(&mut *loaded.views.lock().unwrap_or_else(PoisonError::into_inner));
             let resident = loaded.resident.lock().unwrap_or_else(PoisonError::into_inner).take();
