@@ -115,6 +115,22 @@ def test_what_is_written_ahead_is_in_the_image_as_it_is_in_the_stop():
         assert chunks(rekindle) == 0 and nothing_is_left(rekindle)
 
 
+def test_what_the_store_has_is_not_copied_on_the_gpu_either():
+    with Rekindle(**HELD_WAVE) as rekindle:
+        memory = Memory(rekindle)
+        checkpoint = memory.begin()
+        rekindle.reached("gpu-ahead-wave")
+        rekindle.let_go("gpu-ahead-wave")
+        checkpoint.end()
+        # With a copy it would not come to an end.
+        rekindle.hold_again("gpu-ahead-wave")
+        report = rekindle.json("checkpoint", "memory", "--to", "second", "--leave-running")
+        (ahead,) = (phase for phase in report["phases"] if phase["name"] == "write ahead")
+        assert ahead["bytes"] >= WEIGHTS + STATE and ahead["from"] == {"store": ahead["bytes"]}, ahead
+        rekindle.let_go("gpu-ahead-wave")
+        memory.check()
+
+
 def test_what_has_no_room_in_the_end_is_written_before_it_changes():
     with Rekindle(**{**HELD_ROUND, "REKINDLE_FAULT": "gpu-ahead-round:hang,written-ahead:hang"}) as rekindle:
         memory = Memory(rekindle, 40 * MB, 12 * MB)

@@ -26,26 +26,6 @@ pub fn go_first() {
     give_way(FIRST);
 }
 
-/// The calling thread goes first, as do those that it starts meanwhile, until this is dropped.
-pub struct GoingFirst {
-    before: i32,
-}
-
-impl GoingFirst {
-    pub fn begin() -> GoingFirst {
-        // SAFETY: asks how this thread is scheduled.
-        let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
-        go_first();
-        GoingFirst { before }
-    }
-}
-
-impl Drop for GoingFirst {
-    fn drop(&mut self) {
-        give_way(self.before);
-    }
-}
-
 /// Does something on a thread that gives way.
 pub fn giving_way<T: Send>(nice: i32, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
@@ -143,10 +123,7 @@ mod tests {
         // Who may not goes on as it was.
         let first = thread::spawn(move || (go_first(), of_its_own()).1).join().unwrap();
         assert!(first == FIRST || first == before);
-        let meanwhile = GoingFirst::begin();
-        assert_eq!(of_its_own(), first);
-        drop(meanwhile);
-        assert_eq!((nice(), of_its_own()), (before, before));
+        assert_eq!(nice(), before);
     }
 
     #[test]

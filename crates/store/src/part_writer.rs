@@ -109,7 +109,7 @@ impl PartWriter {
     /// Whether the store has the chunk at `offset` if it has this hash, or it is all zero.
     pub fn has(&self, offset: u64, hash: ContentHash) -> Result<bool> {
         let number = offset / self.part.chunk_bytes;
-        self.staging.known(self.length_of(number) as u64, hash).map(|known| known.is_some())
+        self.staging.has(self.length_of(number) as u64, hash)
     }
 
     /// Enters the chunk at `offset`, which has this hash, if the store has it or it is all zero: its bytes are not needed

@@ -303,6 +303,11 @@ impl Staging {
         self.stage_known(kind, data, hash)
     }
 
+    /// Whether the chunk of so many bytes that has this hash is all zero, or the image or the store has it.
+    pub fn has(&self, bytes: u64, hash: ContentHash) -> Result<bool> {
+        self.known(bytes, hash).map(|known| known.is_some())
+    }
+
     /// The chunk of so many bytes that has this hash, if it is all zero or the image or the store has it.
     pub(crate) fn known(&self, bytes: u64, hash: ContentHash) -> Result<Option<ChunkRef>> {
         if bytes == KNOWN_BYTES && hash == *ZEROS {

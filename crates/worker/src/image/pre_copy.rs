@@ -2,12 +2,13 @@
 //! it: so little is new when it stands still.
 //!
 //! ```text
-//!  buffers  ═ wave ═ wave ═ wave ═ …        copied within the GPU, hashed there
-//!  image         └─ drained └─ drained      what the store does not have
+//!  buffers  ═══════ wave ═══════ wave …   hashed where they lie
+//!  slots      ═ wave ═ wave …             what the store does not have: copied within the GPU, hashed there
+//!  image           └─ drained └─ drained
 //! ```
 //!
-//! The dispatch thread has each wave copied to a slot on the GPU, so a buffer that is freed or mapped anew meanwhile is seen
-//! to ([`crate::memory::Heap::note_copy`]). From there the worker's other threads take it. A chunk may be torn that the
+//! What the store has is known by its hash alone: a wave of it is long, and nothing is copied. The dispatch thread has each
+//! wave hashed, or copied to a slot on the GPU, so a buffer that is freed or mapped anew meanwhile is seen to ([`crate::memory::Heap::note_copy`]). From there the worker's other threads take it. A chunk may be torn that the
 //! program writes to while it is copied: its name is the hash of what lies in the slot, which is what is stored. Nothing else
 //! is remembered of it but that name, so a guess that was wrong costs time, and no more.
 
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
+use std::vec::IntoIter;
 
 use rekindle_parallel::{BESIDE_A_PROGRAM, give_way};
 use rekindle_protocol::fault;
@@ -31,7 +33,7 @@ use super::drain::{Drain, Shadow};
 use super::error::{Error, Result, device};
 use super::hashed::{Hashes, INPUT};
 use super::transfer_path::{self, ProbeResult};
-use super::waves::{Filled, Slot, Wave, fill, waves};
+use super::waves::{Hashed, Slot, Subject, Wave, hash, waves};
 use super::{LOOK, pinned, save_memory};
 use crate::client::{Client, Room, RoomRequest};
 use crate::dispatch::{Activity, Dispatcher, Remote};
@@ -266,44 +268,49 @@ impl Writer {
         Ok(true)
     }
 
-    /// Writes all of a device once. False if most of it has changed before all was written.
+    /// Writes all of a device once that the store does not have. False if most of it has changed before that was done.
     fn round(&mut self, places: &[PartLocation], number: usize, stop: &AtomicBool) -> Result<bool> {
-        let [slot, _] = self.slots[number];
-        let mut waves = waves(places, slot).into_iter();
-        let all: u64 = places
-            .iter()
-            .filter(|location| location.device == slot.device)
-            .map(|location| location.bytes)
-            .sum();
-        let (mut turn, mut done, mut next_look) = (0, 0, all / STEPS);
-        let mut begin = |writer: &Writer| {
-            turn ^= 1;
-            waves.next().map(|wave| writer.fill(wave, writer.slots[number][turn]))
+        let [slot, other] = self.slots[number];
+        let mut turns = [slot, other].into_iter().cycle();
+        let mut begin = |writer: &Writer, waves: &mut IntoIter<Wave>, subject| {
+            Some(writer.hash(waves.next()?, turns.next()?, subject))
         };
-        let mut next = begin(self);
-        while let Some(filling) = next.take() {
-            let filled = self.wait(filling, stop)??;
+        let mut all = waves(places, slot.device, slot.hashed()).into_iter();
+        let (mut new, mut next) = (Vec::new(), begin(self, &mut all, Subject::Itself));
+        while let Some(hashing) = next.take() {
+            let hashed = self.wait(hashing, stop)??;
+            next = begin(self, &mut all, Subject::Itself);
+            self.bytes += hashed.bytes();
+            new.extend(self.unknown(&hashed)?);
+        }
+
+        let bytes: u64 = new.iter().map(|location: &PartLocation| location.bytes).sum();
+        let (mut done, mut next_look) = (0, bytes / STEPS);
+        let mut all = waves(&new, slot.device, slot.bytes).into_iter();
+        next = begin(self, &mut all, Subject::Copy);
+        while let Some(copying) = next.take() {
+            let copy = self.wait(copying, stop)??;
             let looks = done >= next_look;
             if !looks {
-                next = begin(self);
+                next = begin(self, &mut all, Subject::Copy);
             }
-            done += filled.bytes();
-            self.write(&filled, stop)?;
+            done += copy.bytes();
+            self.write(&copy, stop)?;
             fault::point("gpu-ahead-wave").map_err(|fault| Error::Refused(fault.to_string()))?;
             if looks {
-                next_look = done + all / STEPS;
+                next_look = done + bytes / STEPS;
                 if self.look(transfer_path::GLANCED_AT, stop)?.is_hopeless() {
                     return Ok(false);
                 }
-                next = begin(self);
+                next = begin(self, &mut all, Subject::Copy);
             }
         }
         Ok(true)
     }
 
-    /// Has the dispatch thread enqueue the copy of a wave.
-    fn fill(&self, wave: Wave, slot: Slot) -> Receiver<Result<Filled>> {
-        self.remote.start(move |dispatcher| fill(dispatcher, wave, slot))
+    /// Has the dispatch thread have a wave hashed.
+    fn hash(&self, wave: Wave, slot: Slot, subject: Subject) -> Receiver<Result<Hashed>> {
+        self.remote.start(move |dispatcher| hash(dispatcher, wave, slot, subject))
     }
 
     fn wait<T>(&self, answer: Receiver<T>, stop: &AtomicBool) -> Result<T> {
@@ -327,22 +334,35 @@ impl Writer {
         self.wait(self.remote.start(ask), stop)
     }
 
-    fn hashes(&mut self, filled: &Filled) -> Result<Hashes> {
+    fn hashes(&mut self, hashed: &Hashed) -> Result<Hashes> {
         let blocks = self.blocks.as_mut().ok_or(Error::Cancelled)?;
-        Hashes::fetch(&self.gpus, blocks, &[filled.hashing()])
+        Hashes::fetch(&self.gpus, blocks, &[hashed.hashing()])
+    }
+
+    /// What the store does not have of a wave.
+    fn unknown(&mut self, hashed: &Hashed) -> Result<Vec<PartLocation>> {
+        let hashes = self.hashes(hashed)?;
+        let Writer { staging, written, .. } = self;
+        hashed.unknown(&hashes, |chunk, hash| {
+            let is_known = staging.has(chunk.bytes, hash)?;
+            if is_known {
+                written.push((chunk, hash));
+            }
+            Ok(is_known)
+        })
     }
 
     /// Writes what lies in a slot.
-    fn write(&mut self, filled: &Filled, stop: &AtomicBool) -> Result<()> {
-        if filled.bytes() == 0 {
+    fn write(&mut self, copy: &Hashed, stop: &AtomicBool) -> Result<()> {
+        if copy.bytes() == 0 {
             return Ok(());
         }
-        let hashes = self.hashes(filled)?;
+        let hashes = self.hashes(copy)?;
         let part = |location: &PartLocation| {
             self.staging.part(PartKind::GpuBuffer, "ahead", Value::Null, location.bytes)
         };
-        let parts: Vec<_> = filled.copies().map(part).collect::<std::result::Result<_, _>>()?;
-        let spans = filled.copies().zip(&parts).map(|(location, writer)| Span {
+        let parts: Vec<_> = copy.subjects().map(part).collect::<std::result::Result<_, _>>()?;
+        let spans = copy.subjects().zip(&parts).map(|(location, writer)| Span {
             location: *location,
             from: 0,
             writer,
@@ -352,9 +372,8 @@ impl Writer {
         let known = |location: &PartLocation, piece| hashes.of(location, piece);
         let (copied, blocks) = copy_out::save(&self.gpus, blocks, &spans, Some(&known), stop)?;
         self.blocks = blocks;
-        self.bytes += filled.bytes();
         self.copied += copied;
-        self.written.extend(filled.chunks(&hashes));
+        self.written.extend(copy.chunks(&hashes));
         Ok(())
     }
 
@@ -367,12 +386,12 @@ impl Writer {
                 self.written.iter().filter(|(location, _)| location.device == slot.device).copied().collect();
             let step = written.len().div_ceil(most).max(1);
             let some: Vec<Written> = written.into_iter().step_by(step).collect();
-            for some in some.chunks((slot.bytes / INPUT) as usize) {
+            for some in some.chunks((slot.hashed() / INPUT) as usize) {
                 let wave = Wave(some.iter().map(|(location, _)| *location).collect());
-                let filled = self.wait(self.fill(wave, slot), stop)??;
-                let hashes = self.hashes(&filled)?;
+                let hashed = self.wait(self.hash(wave, slot, Subject::Itself), stop)??;
+                let hashes = self.hashes(&hashed)?;
                 let now: HashMap<u64, ContentHash> =
-                    filled.chunks(&hashes).map(|(location, hash)| (location.address, hash)).collect();
+                    hashed.chunks(&hashes).map(|(location, hash)| (location.address, hash)).collect();
                 for (location, hash) in some {
                     looked.bytes += location.bytes;
                     looked.changed +=

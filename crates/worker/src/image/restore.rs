@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rekindle_device::Stream;
-use rekindle_parallel::GoingFirst;
 use rekindle_protocol::worker::{Cached, Phase, Recording};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
 use rekindle_store::{Image, PartKind};
@@ -64,7 +63,7 @@ pub(crate) fn restore(
     options: RestoreOptions,
     remote: Remote,
 ) -> Result<Vec<Phase>> {
-    let (since, mut timer, _first) = (Instant::now(), Timer::start(), GoingFirst::begin());
+    let (since, mut timer) = (Instant::now(), Timer::start());
     if dispatcher.client.board.is_some() {
         return Err(Error::Refused("this worker has a program already; restore into a new one".to_string()));
     }
