@@ -9,16 +9,18 @@ pub enum For {
     Restores,
     /// Images of programs with a process that runs as another user than the daemon, and bringing them back.
     OtherUsers,
+    /// Stops and restores that do not wait for processors on a machine with other work.
+    OtherWork,
 }
 
 impl For {
-    pub const ALL: [For; 3] = [For::Checkpoints, For::Restores, For::OtherUsers];
+    pub const ALL: [For; 4] = [For::Checkpoints, For::Restores, For::OtherUsers, For::OtherWork];
 }
 
 /// Bit, name, what cannot be done without, for what.
 type Need = (u32, &'static str, For, &'static str);
 
-const NEEDED: [Need; 10] = [
+const NEEDED: [Need; 11] = [
     (21, "SYS_ADMIN", For::Checkpoints, "namespaces"),
     (19, "SYS_PTRACE", For::Checkpoints, "holding processes still"),
     (40, "CHECKPOINT_RESTORE", For::Checkpoints, "their pids"),
@@ -29,6 +31,7 @@ const NEEDED: [Need; 10] = [
     (24, "SYS_RESOURCE", For::OtherUsers, "their limits"),
     (7, "SETUID", For::OtherUsers, "their users"),
     (6, "SETGID", For::OtherUsers, "their groups"),
+    (23, "SYS_NICE", For::OtherWork, "processors before other work"),
 ];
 
 /// All that are needed for this, by name, with what for.

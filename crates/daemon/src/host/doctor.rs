@@ -46,6 +46,7 @@ pub fn examine(paths: &Paths, program: &Path) -> Vec<Finding> {
         capabilities("capabilities", For::Checkpoints),
         capabilities("capabilities for restores", For::Restores),
         capabilities("capabilities for programs that become another user", For::OtherUsers),
+        capabilities("capabilities for machines with other work", For::OtherWork),
         kernel_feature("pid namespaces", "/proc/self/ns/pid", true, "use a kernel with CONFIG_PID_NS"),
         kernel_feature(
             "checkpoint support of the kernel",
@@ -167,7 +168,7 @@ fn capabilities(need: &str, purpose: For) -> Finding {
         found: if missing.is_empty() { "all".into() } else { format!("without {}", list(&missing)) },
         required: list(&capability::needed(purpose)),
         ok: missing.is_empty(),
-        required_for_all: purpose != For::OtherUsers,
+        required_for_all: matches!(purpose, For::Checkpoints | For::Restores),
         mend: "run as root, or in a container with these capabilities".into(),
     }
 }
