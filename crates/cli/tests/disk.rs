@@ -44,17 +44,42 @@ impl Disk {
         }
     }
 
-    /// From this byte of the file on nothing can be read but what is in memory, where this file is not any more.
+    /// From this byte of the file on nothing can be read but what is in memory, where this file is not any more, and all
+    /// others are.
     fn fails_from(&self, path: &Path, byte: u64) {
+        let mut places = vec![self.mounted.clone()];
+        while let Some(place) = places.pop() {
+            // Only root comes into what the file system has for itself.
+            for entry in fs::read_dir(place).into_iter().flatten().map(Result::unwrap) {
+                match entry.file_type().unwrap() {
+                    kind if kind.is_dir() => places.push(entry.path()),
+                    kind if kind.is_file() && entry.path() != path => drop(fs::read(entry.path()).unwrap()),
+                    _ => {}
+                }
+            }
+        }
         forget(path);
-        let file = File::open(path).unwrap();
-        let mut block = (byte / BLOCK) as i32;
-        const FIBMAP: libc::c_ulong = 1;
-        // SAFETY: an open file, and a number that is read and written.
-        assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), FIBMAP, &mut block) }, 0);
+        let block = block_of(path, byte);
         assert!(block > 0, "{path:?} has a hole at {byte}");
-        File::options().write(true).open(&self.file).unwrap().set_len(block as u64 * BLOCK).unwrap();
+        File::options().write(true).open(&self.file).unwrap().set_len(block * BLOCK).unwrap();
     }
+
+    /// As [`Disk::fails_from`], in one of the chunks of GPU memory: of these, which are read past memory, none lies behind it.
+    fn fails_in_gpu_memory(&self, rekindle: &Rekindle) {
+        let chunk = rekindle.large_chunks().into_iter().max_by_key(|chunk| block_of(chunk, 1 << 20)).unwrap();
+        self.fails_from(&chunk, 1 << 20);
+    }
+}
+
+/// Where on the disk a byte of a file lies, in blocks; 0 for a hole.
+fn block_of(path: &Path, byte: u64) -> u64 {
+    let file = File::open(path).unwrap();
+    file.sync_all().unwrap();
+    let mut block = (byte / BLOCK) as i32;
+    const FIBMAP: libc::c_ulong = 1;
+    // SAFETY: an open file, and a number that is read and written.
+    assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), FIBMAP, &mut block) }, 0);
+    block as u64
 }
 
 impl Drop for Disk {
@@ -139,8 +164,7 @@ fn gpu_memory_that_a_disk_does_not_give_ends_the_program() {
     let rekindle = Rekindle::new();
     let Some(disk) = Disk::under(&rekindle) else { return };
     image_of_weights(&rekindle);
-    let chunk = &rekindle.large_chunks()[3];
-    disk.fails_from(chunk, 1 << 20);
+    disk.fails_in_gpu_memory(&rekindle);
     let said = problem(&rekindle, "again");
     // A loop device may give zeros for a read that has its beginning still in the file: that is seen by the hash.
     let names_it = said.contains("Input/output error") || said.contains("is damaged");
@@ -153,9 +177,8 @@ fn a_load_that_fails_before_the_program_runs_is_what_is_told() {
     let mut rekindle = Rekindle::new();
     let Some(disk) = Disk::under(&rekindle) else { return };
     image_of_weights(&rekindle);
-    let chunk = rekindle.large_chunks().remove(3);
     rekindle.set_fault(Some("loading-begun:hang,restore-adopted:hang"));
-    disk.fails_from(&chunk, 1 << 20);
+    disk.fails_in_gpu_memory(&rekindle);
     let mut restore = rekindle.command(&["restore", "image", "-d", "--name", "again"]);
     let restore = restore.stderr(std::process::Stdio::piped()).spawn().unwrap();
     rekindle.reached("loading-begun");
