@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from rekindle import CommandError
+from test_sharing import FEATURES, OWNER
 
 APP = """
 import hashlib, os, sys
@@ -118,6 +119,30 @@ def test_words_before_the_script(rekindle, app):
     ):
         code, lines = ended(*command)
         assert code == 2 and reason in lines[0] and len(lines) == 1, (command, lines)
+
+
+def test_apps_share_contexts_where_their_framework_has_left_the_gpu_alone(rekindle):
+    go, program = rekindle.root / "go", [sys.executable, "-c", OWNER, FEATURES, rekindle.root / "go"]
+    run = lambda name, framework: rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, "--share", "us", "--from", framework, "--", *program)
+    make(rekindle, "imports", "--python", sys.executable, "--import", "numpy", "--no-gpu")
+    assert rekindle.json("inspect", "imports")["gpus"] == []
+    for name in "ab":
+        run(name, "imports")
+        assert rekindle.wait_lines(name, 1)
+    (of_a, of_b) = (rekindle.sandbox(name) for name in "ab")
+    assert of_a["workers"] == of_b["workers"] and (of_a["tenant"], of_a["image"]) == ("us", "imports")
+    rekindle("checkpoint", "a", "--to", "app", "--stop")
+    rekindle("restore", "app", "--name", "again", "--gpu", rekindle.gpu, "--share", "us", "-d")
+    assert rekindle.sandbox("again")["workers"] == of_b["workers"]
+    go.touch()
+    for name in ("again", "b"):
+        assert rekindle.wait_end(name)[-2:] == ["{7} {7}", "[8, 7]"], name
+    # Who has used a GPU keeps to addresses that others may have.
+    warm = rekindle.root / "warm.py"
+    warm.write_text(f"import sys\nsys.path.insert(0, {str(FEATURES)!r})\nfrom gpu import open_device\nopen_device()\n")
+    make(rekindle, "warm", "--python", sys.executable, "--import", "numpy", "--warm", warm)
+    with pytest.raises(CommandError, match="'warm' cannot share|\"warm\" cannot share"):
+        run("c", "warm")
 
 
 def test_gpu_work_before_and_after(rekindle):

@@ -108,6 +108,7 @@ def test_functions_of_an_app_share_contexts_unless_something_else_is_said():
             ({"sleep_window": 600}, None, 600),
             ({"sleep_stages": {"host": 5}}, None, 300),
             ({"base": "torch"}, None, 300),
+            ({"share": "us", "base": "torch"}, "us", 300),
         )
     ):
         found = limits(f"f{number}", **options)
@@ -118,7 +119,6 @@ def test_functions_of_an_app_share_contexts_unless_something_else_is_said():
             ({"share": True}, "share is True; give a name, or False for a context of its own"),
             ({"share": ""}, "share is ''; give a name"),
             ({"share": "none"}, "share is 'none'; give a name"),
-            ({"share": "us", "base": "torch"}, "base is 'torch', and programs of framework images share no GPU contexts; leave out base or share"),
             ({"share": False, "sm_share": 10}, "sm_share is for instances that share GPU contexts; leave out share=False"),
             (
                 {"sleep_window": 9, "variants": 2},

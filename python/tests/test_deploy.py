@@ -262,7 +262,13 @@ def web():
 def test_an_app_starts_from_a_framework_image_that_fits(rekindle, deploy):
     rekindle("image", "framework", "numpy", "--gpu", rekindle.gpu, "--python", sys.executable, "--import", "numpy", "--import", "colorsys")
     source = "@app.function(gpu='emulated'{option})\ndef modules():\n    import sys\n    return 'colorsys' in sys.modules, sys.argv[0].endswith('__main__.py')\n"
-    for option, expected in (("", False), (", share=False", True), (", base='numpy'", True), (", share=False, base=''", False)):
+    for option, expected in (
+        ("", True),
+        (", share=False", True),
+        (", base='numpy'", True),
+        (", share='us', base='numpy'", True),
+        (", base=''", False),
+    ):
         deploy.app("based", source.format(option=option))
         assert package.Function.from_name("based", "modules").remote() == (expected, True)
 
@@ -305,11 +311,15 @@ def test_a_framework_that_an_app_imports_is_made_an_image_once(rekindle, deploy,
     for file in (first, second):
         assert "framework image" not in deployed(rekindle, file)
     assert ahead("first") and ahead("second") and made() == [image]
-    # Who says so has none, nor have those whose contexts are shared.
-    for option in (", share=False, base=''", ", share='team'", ""):
-        deployed(rekindle, deploy.write("second", AHEAD.format(option=option)))
-        assert not ahead("second")
-    assert made() == [image]
+    # Who says so has none.
+    deployed(rekindle, deploy.write("second", AHEAD.format(option=", share=False, base=''")))
+    assert not ahead("second") and made() == [image]
+    # Those whose contexts are shared have one that has used no GPU.
+    for option, says in ((", share='team'", True), ("", False)):
+        assert ("making the framework image" in deployed(rekindle, deploy.write("second", AHEAD.format(option=option)))) == says
+        assert ahead("second") and len(made()) == 2
+    (shared,) = (name for name in made() if name != image)
+    assert rekindle.json("inspect", shared)["gpus"] == []
     # What a user has made goes before it.
     rekindle("image", "framework", "own", "--gpu", rekindle.gpu, "--python", sys.executable, "--import", "colorsys")
     deployed(rekindle, first)
@@ -317,7 +327,7 @@ def test_a_framework_that_an_app_imports_is_made_an_image_once(rekindle, deploy,
     rekindle("rmi", "own")
     # Installed anew, it is another one.
     cupy("VERSION = 2\n")
-    assert "making the framework image" in deployed(rekindle, first) and len(made()) == 2 and ahead("first")
+    assert "making the framework image" in deployed(rekindle, first) and len(made()) == 3 and ahead("first")
 
 
 def test_a_framework_image_that_cannot_be_made_is_done_without(rekindle, deploy, cupy):

@@ -72,8 +72,11 @@ def test_an_image_is_of_one_tenant_gpu_and_installation(installed, tmp_path):
     file = tmp_path / "app.py"
     file.write_text("import torch, jax")
     found = frameworks.imported(file)
-    names = [frameworks.name_of(*declared(**options), found) for options in ({}, {"tenant": "blue"}, {"gpu": "emulated"}, {"gpu": "nvidia"})]
-    assert len(set(names)) == 4 and all(name.startswith("framework torch jax ") and frameworks.is_automatic(name) for name in names)
+    names = [
+        frameworks.name_of(*declared(**options), found)
+        for options in ({}, {"tenant": "blue"}, {"gpu": "emulated"}, {"gpu": "nvidia"}, {"share": False})
+    ]
+    assert len(set(names)) == 5 and all(name.startswith("framework torch jax ") and frameworks.is_automatic(name) for name in names)
     # Cards of one machine are alike.
     assert frameworks.name_of(*declared(gpu="nvidia:1"), found) == names[3]
     Path(found["jax"].origin).write_text("VERSION = 2")
@@ -83,6 +86,13 @@ def test_an_image_is_of_one_tenant_gpu_and_installation(installed, tmp_path):
 
 def test_functions_that_fit_no_framework_image_have_none():
     allows = lambda **options: frameworks.allows(declared(**options)[1])
-    assert allows(share=False) and allows(share=False, gpu="nvidia:1")
-    for options in ({"gpu": "nvidia"}, {"share": "team"}, {"share": False, "base": ""}, {"base": "own"}, {"share": False, "gpu": "nvidia:0,1"}):
+    assert allows(share=False) and allows(share=False, gpu="nvidia:1") and allows(share="team") and allows()
+    for options in ({"base": ""}, {"base": "own"}, {"gpu": "nvidia:0,1"}, {"mode": "driver"}):
         assert not allows(**options), options
+
+
+def test_apps_that_share_contexts_start_from_images_that_have_used_no_gpu():
+    of = lambda **options: declared(**options)[1]
+    used, unused = {"gpus": [{"kind": "nvidia"}]}, {"gpus": []}
+    assert not frameworks.may_share(of(), used) and not frameworks.may_share(of(share="team"), used)
+    assert all(frameworks.may_share(of(share=False), shown) for shown in (used, unused)) and frameworks.may_share(of(), unused)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 from rekindle import command
 from rekindle.app import App
@@ -36,16 +37,21 @@ def base_for(app: App, declaration: Declaration, file: Path) -> str | None:
     if not found:
         return None
     image = name_of(app, declaration, found)
-    if any(row["name"] == image and row["problem"] is None for row in command.ask("images")["images"]):
-        return image
-    return image if make(image, list(found), declaration) else None
+    is_there = any(row["name"] == image and row["problem"] is None for row in command.ask("images")["images"])
+    if not is_there and not make(image, list(found), declaration):
+        return None
+    return image if may_share(declaration, command.ask("inspect", image)) else None
 
 
 def allows(declaration: Declaration) -> bool:
-    """Whether it can start from such an image: its program is Python's, has one GPU, and a context of its own by a worker."""
+    """Whether it can start from such an image: its program is Python's, and has one GPU by a worker."""
     limits = declaration.limits
-    is_apart = not limits.share and not limits.mode
-    return limits.base is None and is_apart and "," not in (limits.first_gpu or "") and not isinstance(declaration, Native)
+    return limits.base is None and not limits.mode and "," not in (limits.first_gpu or "") and not isinstance(declaration, Native)
+
+
+def may_share(declaration: Declaration, shown: dict[str, Any]) -> bool:
+    """Whether apps from an image share GPU contexts, if this one is to: its program has used no GPU."""
+    return not declaration.limits.share or not shown["gpus"]
 
 
 def imported(file: Path) -> dict[str, ModuleSpec]:
@@ -83,7 +89,7 @@ def name_of(app: App, declaration: Declaration, found: dict[str, ModuleSpec]) ->
     """It says all by which one image is not another: whose it is, the interpreter, the GPU, and the frameworks as they are installed."""
     gpu = declaration.limits.first_gpu or ""
     kind = "nvidia" if gpu.partition(":")[0] == "nvidia" else gpu
-    parts = [app.tenant or "", sys.executable, sys.version, kind]
+    parts = [app.tenant or "", sys.executable, sys.version, kind, *(["shared"] if declaration.limits.share else [])]
     for spec in found.values():
         assert spec.origin is not None
         parts += [spec.origin, str(Path(spec.origin).stat().st_mtime_ns)]
@@ -96,6 +102,7 @@ def make(image: str, names: list[str], declaration: Declaration) -> bool:
     limits = declaration.limits
     words = ["--gpu", limits.first_gpu] if limits.first_gpu else []
     words += [word for name in names for word in ("--import", name)]
+    words += ["--no-gpu"] if limits.share else []
     say(f"making the framework image {image!r}, from which this and later deployments start (--no-base: without)")
     began = time.monotonic()
     try:

@@ -133,14 +133,14 @@ def wait(declaration: Declaration, sandbox: str, report: Path) -> dict[str, Any]
 
 
 def base_for(declaration: Declaration) -> str | None:
-    """The framework image to start from: the declared one, else the newest that fits. Their programs share no contexts, and are in no driver's mode."""
+    """The framework image to start from: the declared one, else the newest that fits. Their programs are in no driver's mode."""
     limits = declaration.limits
-    if limits.base is not None or limits.share or limits.mode or isinstance(declaration, Native):
+    if limits.base is not None or limits.mode or isinstance(declaration, Native):
         return limits.base or None
     rows = command.ask("images")["images"]
     for row in sorted((row for row in rows if row["problem"] is None), key=lambda row: row["created"], reverse=True):
         # One that a deployment has made is of the apps that it was made for.
-        if not frameworks.is_automatic(row["name"]) and is_made_ready(row["command"]) and fits(row["name"], limits.first_gpu):
+        if not frameworks.is_automatic(row["name"]) and is_made_ready(row["command"]) and fits(row["name"], declaration):
             return str(row["name"])
     return None
 
@@ -150,8 +150,9 @@ def is_made_ready(words: list[str]) -> bool:
     return len(words) > 1 and Path(words[1]).name == FRAMEWORK and shutil.which(words[0]) == sys.executable
 
 
-def fits(image: str, gpu: str | None) -> bool:
-    """Whether it is a framework image, for such a GPU."""
+def fits(image: str, declaration: Declaration) -> bool:
+    """Whether it is a framework image, for such a GPU, whose apps may share contexts if this one is to."""
     shown = command.ask("inspect", image)
-    kinds = {one["kind"] for one in shown["gpus"]}
-    return bool(shown["framework"]) and (gpu is None or not kinds or kinds == {gpu.partition(":")[0]})
+    gpu, kinds = declaration.limits.first_gpu, {one["kind"] for one in shown["gpus"]}
+    is_for = gpu is None or not kinds or kinds == {gpu.partition(":")[0]}
+    return bool(shown["framework"]) and is_for and frameworks.may_share(declaration, shown)

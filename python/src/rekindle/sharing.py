@@ -27,10 +27,6 @@ def settled(options: Mapping[str, Any], name: str, default: str | None) -> dict[
     said, needing = options.get("share"), needs_own(options)
     if said is not False and not isinstance(said, str | None) or said in ("", NOBODY):
         raise DeclarationError(f"{name}: share is {said!r}; give a name, or False for a context of its own")
-    if said and options.get("base"):
-        raise DeclarationError(
-            f"{name}: base is {options['base']!r}, and programs of framework images share no GPU contexts; leave out base or share"
-        )
     if options.get("sleep_stages") and "sleep_window" in options:
         raise DeclarationError(f"{name}: sleep_stages and sleep_window are both given; give one of them")
     if said and options.get("sleep_stages"):

@@ -26,6 +26,9 @@ pub enum ImageCommand {
         /// A script to run after the imports, which uses what apps will use.
         #[arg(long, value_name = "FILE", conflicts_with = "command")]
         warm: Option<PathBuf>,
+        /// Import, and leave the GPU alone: apps from the image may share GPU contexts.
+        #[arg(long, conflicts_with_all = ["command", "warm"])]
+        no_gpu: bool,
         /// How long the program may take to be ready, in seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = seconds)]
         limit: f64,
@@ -49,6 +52,7 @@ mod tests {
         assert!(parse(&[]) && parse(&["--import", "a", "--import", "b", "--warm", "w.py", "--python", "p"]));
         assert!(parse(&["--gpu", "emulated", "--", "./program", "--import"]));
         assert!(!parse(&["--import", "a", "--", "./program"]));
+        assert!(parse(&["--no-gpu", "--import", "a"]) && !parse(&["--no-gpu", "--warm", "w.py"]));
         let run = |mode: &[&str]| {
             let words = ["rekindle", "run", "--from", "f"].iter().chain(mode).chain(&["--", "a.py"]);
             Arguments::try_parse_from(words).is_ok()

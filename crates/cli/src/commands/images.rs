@@ -38,10 +38,10 @@ pub fn checkpoint(paths: &Paths, printer: &Printer, arguments: CheckpointArgumen
 }
 
 pub fn make(paths: &Paths, printer: &Printer, command: ImageCommand) -> Result<()> {
-    let ImageCommand::Framework { image, gpu, python, imports, warm, limit, command } = command;
+    let ImageCommand::Framework { image, gpu, python, imports, warm, no_gpu, limit, command } = command;
     let (directory, environment) = surroundings()?;
     let warm = warm.map(|path| path.to_string_lossy().into_owned());
-    let python = Python { interpreter: python, imports, warm };
+    let python = Python { interpreter: python, imports, warm, no_gpu };
     let limit_ms = (limit * 1000.0).ceil() as u64;
     let framework = Framework { image, gpu, command, python, directory, environment, limit_ms };
     let request = Request::Framework(framework);

@@ -63,7 +63,7 @@ def make_ready(options):
                 importlib.import_module(name)
     torch = sys.modules.get("torch")
     seed = torch and torch.initial_seed()
-    if torch:
+    if torch and not options.no_gpu:
         warm_torch(torch)
     if options.warm:
         runpy.run_path(options.warm, run_name="__warm__")
@@ -206,6 +206,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--import", dest="imports", action="append", default=[])
     parser.add_argument("--warm")
+    parser.add_argument("--no-gpu", action="store_true")
     options = parser.parse_args()
     del sys.path[0]
     make_ready(options)

@@ -18,6 +18,7 @@ pub fn command(python: &Python) -> Vec<String> {
     let mut command = vec![interpreter.to_string(), script];
     command.extend(python.imports.iter().map(|name| format!("--import={name}")));
     command.extend(python.warm.iter().map(|path| format!("--warm={path}")));
+    command.extend(python.no_gpu.then(|| "--no-gpu".to_string()));
     command
 }
 

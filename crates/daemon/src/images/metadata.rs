@@ -75,6 +75,11 @@ impl ImageMetadata {
         if self.clients.len() > 1 { self.slices.clone() } else { vec![self.slice] }
     }
 
+    /// Whether its program has used no GPU so far, and keeps to no addresses there: it may yet be given some.
+    pub fn is_new_to_gpus(&self) -> bool {
+        self.clients.is_empty() && self.slice.is_none()
+    }
+
     /// Adds what was found out since it was written.
     pub fn warn(manifest: &mut Manifest, warnings: &[String]) {
         if let Some(field) = manifest.extra.get_mut(FIELD) {

@@ -14,7 +14,7 @@ pub enum LifecycleError {
     BadTenant { tenant: String, most: usize },
 
     #[error(
-        "the image {image:?} cannot share a context: its program was started without `--share TENANT`, so that its addresses may be another's too; restore it without, or make the image anew of a program started with it"
+        "the image {image:?} cannot share a context: its program was started without `--share TENANT`, so that its addresses may be another's too; restore it without, or make the image anew: of a program started with it, or by `image framework --no-gpu`"
     )]
     CannotShare { image: String },
 

@@ -165,6 +165,7 @@ pub fn restore(
     };
     match (request.tenant, mode) {
         (None, _) => {}
+        (Some(_), Mode::Sandbox) if metadata.is_new_to_gpus() => {}
         (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, &metadata.all_slices())?,
         (Some(_), Mode::Driver) => return Err(LifecycleError::OwnContext.into()),
     }
@@ -275,7 +276,11 @@ fn hold(
             (request.name.or(old), metadata.name.clone(), program.argv.clone(), directory)
         }
     };
+    let shares = request.tenant.filter(|_| metadata.is_new_to_gpus());
+    let shares =
+        shares.map(|tenant| Ok::<_, Error>((tenant, slices::of_images(daemon, tenant)?))).transpose()?;
     daemon.sandboxes.add(name, &stem, |at| {
+        let slice = shares.map(|(tenant, of_images)| slices::choose(tenant, of_images, at.live()));
         let record = Record {
             command,
             directory,
@@ -286,7 +291,7 @@ fn hold(
             limits: request.limits.or(metadata.limits),
             mounts: mounts.clone(),
             tenant: request.tenant.map(str::to_string),
-            slice: metadata.slice,
+            slice: slice.or(metadata.slice),
             service: request.service.map(|service| service.name.clone()),
             service_tenant: request.service.and_then(|service| service.tenant.clone()),
             ..Record::new(daemon.paths.new_id()?, at.name, mode, State::Restoring, gpu)

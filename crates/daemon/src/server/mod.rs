@@ -289,6 +289,7 @@ fn answer(
                     publish: &run.publish,
                     limits: run.limits,
                     volumes: &run.mounts.volumes,
+                    tenant: run.tenant.as_deref(),
                     ..RestoreRequest::default()
                 };
                 json!(sandbox(&restore(daemon, &request, reply)?.name)?.shown())

@@ -74,6 +74,9 @@ pub struct Python {
     pub imports: Vec<String>,
     /// A script to run after that.
     pub warm: Option<String>,
+    /// It leaves the GPU alone.
+    #[serde(default)]
+    pub no_gpu: bool,
 }
 
 /// A program that is brought back.
