@@ -4,8 +4,9 @@
 //! such mounts, that is said on standard error, and files that have lost their end are left.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -53,7 +54,7 @@ impl Disk {
             for entry in fs::read_dir(place).into_iter().flatten().map(Result::unwrap) {
                 match entry.file_type().unwrap() {
                     kind if kind.is_dir() => places.push(entry.path()),
-                    kind if kind.is_file() && entry.path() != path => drop(fs::read(entry.path()).unwrap()),
+                    kind if kind.is_file() && entry.path() != path => remember(&entry.path()),
                     _ => {}
                 }
             }
@@ -132,18 +133,33 @@ fn restored_noise(rekindle: &Rekindle) -> PathBuf {
 
 /// The middle of the most that a file has without a hole.
 fn middle(path: &Path) -> u64 {
-    let file = File::open(path).unwrap();
+    let longest = data_of(&File::open(path).unwrap()).into_iter().max_by_key(|data| data.end - data.start);
+    longest.map(|data| (data.start + data.end) / 2).unwrap()
+}
+
+/// What of a file is no hole.
+fn data_of(file: &File) -> Vec<Range<u64>> {
     // SAFETY: an open file.
     let seek = |at, whence| unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
-    let (mut at, mut longest, mut middle) = (0, 0, 0);
+    let (mut all, mut at) = (Vec::new(), 0);
     loop {
         let data = seek(at, libc::SEEK_DATA);
         if data < 0 {
-            return middle as u64;
+            return all;
         }
         at = seek(data, libc::SEEK_HOLE);
-        if at - data > longest {
-            (longest, middle) = (at - data, (data + at) / 2);
+        all.push(data as u64..at as u64);
+    }
+}
+
+/// Has memory hold a file.
+fn remember(path: &Path) {
+    let (file, mut piece) = (File::open(path).unwrap(), vec![0; 1 << 20]);
+    for data in data_of(&file) {
+        let mut at = data.start;
+        while at < data.end {
+            let most = piece.len().min((data.end - at) as usize);
+            at += file.read_at(&mut piece[..most], at).unwrap() as u64;
         }
     }
 }
