@@ -170,8 +170,9 @@ fn a_copy_for_a_program_has_turns_beside_programs_and_all_of_the_link_then() {
         most
     });
     // A piece takes 16 ms: seven times the time of fifteen at least lie between eight of them, but for the first, of which
-    // it is not known how long it takes.
-    assert!(began.elapsed() > Duration::from_millis(600), "{:?}", began.elapsed());
+    // it is not known how long it takes. On a busy machine a piece may take less, where the link catches up on what it was late
+    // with; all eight take 125 ms in a row.
+    assert!(began.elapsed() > Duration::from_millis(300), "{:?}", began.elapsed());
     assert!(most <= SETTINGS.piece, "{most}");
     worker.check();
     // One that has copied lately may do so again.
