@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rekindle import CommandError
+from rekindle import CommandError, Rekindle, processes
 
 PROGRAMS = Path(__file__).parent / "kept"
 
@@ -178,3 +178,24 @@ def test_a_file_that_would_be_another_one_is_refused_by_name(rekindle):
     rekindle.restore("image", "again")
     rekindle.wait_lines("again", 1)
     assert sorted(path.name for path in place.iterdir()) == ["elsewhere", "found"]
+
+
+def test_a_program_is_brought_back_on_one_processor_before_others_and_runs_as_it_did():
+    mark = f"brought-back-{os.getpid()}"
+    program = (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\nprint('ready', flush=True)\ntime.sleep(1000)"
+    )
+    with Rekindle(REKINDLE_FAULT="restore-complete:hang") as rekindle:
+        rekindle.run("first", sys.executable, "-c", program, mark)
+        rekindle.wait_lines("first", 1)
+        rekindle("checkpoint", "first", "--to", "image", "--stop")
+        restore = rekindle.begin("restore", "image", "--name", "second", "-d")
+        rekindle.reached("restore-complete")
+        (pid,) = processes(mark)
+        threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+        scheduled = lambda: {(os.sched_getscheduler(thread), frozenset(os.sched_getaffinity(thread))) for thread in threads}
+        ((policy, processors),) = scheduled()
+        assert len(threads) == 2 and policy == os.SCHED_FIFO and len(processors) == 1
+        rekindle.let_go("restore-complete")
+        restore.end()
+        assert scheduled() == {(os.SCHED_OTHER, frozenset(os.sched_getaffinity(0)))}

@@ -3,7 +3,7 @@
 //! A thread that is only less nice than others waits until who has the processor has had it for some milliseconds, with each
 //! turn.
 
-/// A thread that is scheduled as those are which have to meet deadlines, as are threads and processes that it starts
+/// A thread that has a real-time class, as have threads and processes that it starts
 /// meanwhile, until this is dropped.
 pub struct Urgent {
     thread: i32,
