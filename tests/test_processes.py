@@ -98,7 +98,11 @@ def test_all_come_back_where_they_were_generation_after_generation(rekindle):
 def test_they_go_on_while_their_image_is_written(rekindle):
     scene = Scene(rekindle).begin("a")
     for image in ("one", "two"):
-        rekindle("checkpoint", "a", "--to", image, "--leave-running", "--prove")
+        report = rekindle.json("checkpoint", "a", "--to", image, "--leave-running", "--prove")
+        begins = {name: [row["start_us"] for row in report["phases"] if row["name"] == name] for name in ("code", "quiesce")}
+        assert len(begins["code"]) == 2 and max(begins["code"]) < begins["quiesce"][0], "code of both is written before they stand still"
+        halves = {part["name"].split("/")[0] for part in rekindle.json("inspect", image)["parts"] if part["kind"] == "module"}
+        assert len(halves) == 2, halves
         scene.goes_on("a")
     rekindle("kill", "a")
     rekindle("export", "two", rekindle.root / "file")

@@ -120,6 +120,11 @@ impl Staging {
         Ok(part)
     }
 
+    /// A part that was written to the same image in the making before it was known whose it would be, as this half's.
+    pub fn own(&self, part: Part, name: &str) -> Part {
+        Part { name: [&self.prefix, name].concat(), ..part }
+    }
+
     /// Begins a part that is written piece by piece.
     pub fn part(&self, kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result<PartWriter> {
         Ok(PartWriter::new(self.clone(), self.new_part(kind, name, attributes, bytes)?))

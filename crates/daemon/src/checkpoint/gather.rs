@@ -45,13 +45,12 @@ impl Attempt<'_> {
         }
         self.reply.progress("write ahead", 0, 0);
         let _ = self.written_ahead.set(());
-        // Of several processes each has its own part of an image, which is there when they stand still.
-        if let [worker] = self.workers() {
+        let write = |worker: &Arc<Worker>| {
             let start_us = self.timeline.elapsed_us();
             gpu_half::save_code(worker, draft.path())?;
             self.timeline.lane(GPU).note("code", start_us, self.timeline.elapsed_us() - start_us, 0);
-        }
-        let write = |worker: &Arc<Worker>| gpu_half::save_ahead(worker, draft.path(), self.timeline);
+            gpu_half::save_ahead(worker, draft.path(), self.timeline)
+        };
         gpu_half::each(self.workers(), write)?;
         self.step("written-ahead")
     }

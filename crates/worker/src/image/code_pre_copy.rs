@@ -59,8 +59,8 @@ impl CodePreCopy {
     }
 
     /// The parts of these names alone: what was unloaded meanwhile is not wanted.
-    pub(super) fn parts(mut self, wanted: impl Iterator<Item = String>) -> Vec<Part> {
-        wanted.filter_map(|name| self.parts.remove(&name)).collect()
+    pub(super) fn parts(mut self, staging: &Staging, wanted: impl Iterator<Item = String>) -> Vec<Part> {
+        wanted.filter_map(|name| Some(staging.own(self.parts.remove(&name)?, &name))).collect()
     }
 }
 
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(ahead.parts.len(), 2);
         let names = [&stays, &later, &code(1)].map(|code| ahead.name(&staging, code).unwrap());
         assert_eq!(names[0], names[2], "the same bytes elsewhere");
-        let mut parts = ahead.parts(names.clone().into_iter());
+        let mut parts = ahead.parts(&staging, names.clone().into_iter());
         parts.sort_by_key(|part| part.name != names[0]);
         assert_eq!(parts.iter().map(|part| &part.name).collect::<Vec<_>>(), [&names[0], &names[1]]);
         draft.adopt(parts).unwrap();

@@ -78,7 +78,7 @@ pub(super) fn modules(
         CodeState::Part(name) => Some(name.clone()),
         CodeState::File { .. } => None,
     });
-    parts.extend(code.parts(named));
+    parts.extend(code.parts(staging, named));
     Ok(parts)
 }
 
