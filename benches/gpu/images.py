@@ -56,7 +56,8 @@ def rates(phases):
 
 def wait_for_worker(rekindle, count=1):
     """Restores are measured as they are after a pause: workers wait."""
-    ready = lambda: sum(one["ready"] for one in rekindle.json("ps")["pool"])
+    of_gpu = lambda: (one for one in rekindle.json("ps")["pool"] if one["gpu"].startswith(rekindle.gpu))
+    ready = lambda: sum(one["ready"] for one in of_gpu())
     with contextlib.suppress(TimeoutError):
         wait_for(lambda: ready() >= count, 10 + 2 * count, "workers")
 

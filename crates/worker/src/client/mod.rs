@@ -38,6 +38,7 @@ mod staging;
 mod status;
 mod streams;
 mod table;
+mod turns;
 mod unfold;
 mod virtual_memory;
 mod waiting;
@@ -84,6 +85,7 @@ pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
 pub(crate) use room::Room;
 pub(crate) use staging::Lane;
 pub(crate) use table::Table;
+pub(crate) use turns::{KernelKey, Turn, Turns};
 pub(crate) use waiting::Waiting;
 use waits::Waits;
 pub(crate) use write_sets::{KernelWriteSet, ModuleWriteSets};
@@ -160,8 +162,8 @@ pub(crate) struct Client {
     pub waiting: Waiting,
     /// The program knows where constants of some module in pieces are.
     pub constants_told: bool,
-    /// Counts module loads, look-ups and streams made: their order decides where globals lie.
-    pub history: u64,
+    /// Of module loads, look-ups and streams made: their order decides where globals lie.
+    pub turns: Arc<Turns>,
     pub operations: u64,
     /// Whether streams were told to wait for values, which the program may write.
     pub waits_for_values: bool,
@@ -240,7 +242,7 @@ impl Client {
             recordings: HashMap::new(),
             waiting: Waiting::default(),
             constants_told: false,
-            history: 0,
+            turns: Arc::default(),
             operations: 0,
             waits_for_values: false,
             calls_in_graphs: false,
@@ -382,10 +384,5 @@ impl Client {
         let open: Vec<usize> =
             (0..self.contexts.len()).filter(|device| self.contexts[*device].is_some()).collect();
         open.into_iter()
-    }
-
-    pub(crate) fn next_history(&mut self) -> u64 {
-        self.history += 1;
-        self.history
     }
 }

@@ -8,7 +8,8 @@ use rekindle_cuda::{
     CUDA_SUCCESS,
 };
 use rekindle_device::{
-    Code, FunctionInfo, GpuKind, KernelSetting, KernelSettings, LinkInput, LoadError, Loaded, Result,
+    Code, Function, FunctionInfo, GpuKind, KernelSetting, KernelSettings, LinkInput, LoadError, Loaded,
+    Module, Result,
 };
 use rekindle_protocol::operation::{
     Answer, CodeSource, FunctionFound, FunctionGet, FunctionSet, GlobalGet, Id, ModuleLoad, ModuleLoaded,
@@ -49,6 +50,8 @@ impl Client {
             },
             false => Err(None),
         };
+        let turns = self.turns.clone();
+        let mut turn = turns.take();
         let (body, whole) = match apart {
             Ok(pieces) => (Body::Pieces(pieces), None),
             Err(whole) => match self.context(device)?.device.module_load(read(&code)?, kind, &options) {
@@ -59,7 +62,8 @@ impl Client {
                 Err(LoadError { code, log }) => return Ok(ModuleLoaded { status: code.0, log }),
             },
         };
-        let loaded_at = self.next_history();
+        let loaded_at = turn.number();
+        drop(turn);
         let module = ModuleObject {
             device,
             kind,
@@ -153,6 +157,7 @@ impl Client {
 
     /// Gives the buffer of globals that is not needed any more, and its device.
     fn unload(&mut self, id: Id) -> Result<(usize, GlobalsBuffer)> {
+        let turns = self.turns.clone();
         let mut module = self.modules.remove(id)?;
         self.functions.extract(|function| function.module == id);
         let index = module.device;
@@ -168,9 +173,11 @@ impl Client {
         // The emulated GPU puts a module wherever it is told to, whatever came before.
         let shapes_addresses = device.info().kind == GpuKind::Nvidia
             && device.globals(handle).is_ok_and(|globals| !globals.is_empty());
+        let mut turn = turns.take();
         device.module_unload(handle)?;
         if shapes_addresses {
-            module.unloaded_at = Some(self.next_history());
+            module.unloaded_at = Some(turn.number());
+            drop(turn);
             self.unloaded.push(module);
         }
         Ok((index, GlobalsBuffer::default()))
@@ -193,15 +200,15 @@ impl Client {
             Some(_) => None,
             None => self.prepared(module_id)?.info(name),
         };
-        let (handle, info) = match told {
+        let (handle, at, info) = match told {
             // It is loaded when it is first used.
-            Some(info) => (None, info),
+            Some(info) => (None, 0, info),
             None => {
-                let handle = match whole {
-                    Some(module) => self.on(device)?.function(module, name)?,
-                    None => self.piece(module_id, name, &KernelSettings::default())?,
+                let (handle, at) = match whole {
+                    Some(module) => self.function(device, module, name)?,
+                    None => (self.piece(module_id, name, &KernelSettings::default())?, 0),
                 };
-                (Some(handle), self.on(device)?.function_info(handle)?)
+                (Some(handle), at, self.on(device)?.function_info(handle)?)
             }
         };
         let function = FunctionObject {
@@ -211,12 +218,19 @@ impl Client {
             handle,
             bank: self.bank(module_id, name)?,
             used: 0,
-            at: if handle.is_some() { self.next_history() } else { 0 },
+            at,
             settings: KernelSettings::default(),
             write_set: OnceLock::new(),
         };
         self.functions.insert(id, function)?;
         Ok(FunctionFound { info })
+    }
+
+    /// A kernel of a module that is whole, and when it was looked up.
+    fn function(&mut self, device: usize, module: Module, name: &str) -> Result<(Function, u64)> {
+        let turns = self.turns.clone();
+        let mut turn = turns.take();
+        Ok((self.on(device)?.function(module, name)?, turn.number()))
     }
 
     pub(super) fn names(&mut self, module: Id) -> Result<Vec<String>> {
@@ -263,8 +277,10 @@ impl Client {
                 return Ok((start + offset, bytes));
             }
         };
+        let turns = self.turns.clone();
+        let mut turn = turns.take();
         let (address, bytes) = self.on(device)?.global(handle, request.name)?;
-        let given = GlobalGiven { name: request.name.to_string(), address, bytes, at: self.next_history() };
+        let given = GlobalGiven { name: request.name.to_string(), address, bytes, at: turn.number() };
         self.modules.get_mut(request.module)?.globals.push(given);
         Ok((address, bytes))
     }

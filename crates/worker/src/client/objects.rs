@@ -100,7 +100,7 @@ pub(crate) struct FunctionObject {
     pub handle: Option<Function>,
     /// Constants that a launch has to fill before.
     pub bank: Option<Bank>,
-    /// When it was loaded; 0 until then.
+    /// When it was looked up, in a module that is whole.
     pub at: u64,
     /// How many operations the program had made when it was last launched.
     pub used: u64,

@@ -74,12 +74,15 @@ impl Client {
         if id < FIRST_STREAM || !self.streams.is_free(id) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let turns = self.turns.clone();
+        let mut turn = turns.take();
         let handle = self.on(part.device)?.stream_create_on(part.handle, priority)?;
+        let at = turn.number();
+        drop(turn);
         self.waiting.assumed.note_work();
         let context = self.context_mut(part.device)?;
         begin_behind(context, part.meeting, handle)?;
         begin_behind_all(context, handle)?;
-        let at = self.next_history();
         let stream = StreamObject {
             device: part.device,
             flags: NON_BLOCKING,

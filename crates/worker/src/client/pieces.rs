@@ -17,7 +17,7 @@ use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
 use super::modules::read;
-use super::{Client, FunctionObject};
+use super::{Client, FunctionObject, KernelKey, Turn};
 use crate::code::LoadedCode;
 use crate::image;
 
@@ -51,6 +51,8 @@ pub(crate) struct LoadedPiece {
     pub function: Function,
     pub settings: KernelSettings,
     pub piece: Arc<Piece>,
+    /// Its turn.
+    pub at: u64,
 }
 
 /// What the device has of a module.
@@ -85,14 +87,14 @@ impl Pieces {
         self.loaded.get(kernel).map(|loaded| &loaded.piece).or_else(|| self.cut.get(kernel))
     }
 
-    /// A piece that was loaded beside; false where it is loaded already.
-    pub(crate) fn add(&mut self, kernel: &str, loaded: LoadedPiece) -> bool {
-        if self.loaded.contains_key(kernel) {
-            return false;
-        }
+    /// A piece that was cut before and is not loaded.
+    pub(crate) fn not_loaded(&self, kernel: &str) -> Option<&Arc<Piece>> {
+        self.cut.get(kernel)
+    }
+
+    fn add(&mut self, kernel: &str, loaded: LoadedPiece) {
         self.cut.remove(kernel);
         self.loaded.insert(kernel.to_string(), loaded);
-        true
     }
 
     /// The module that a kernel was loaded as.
@@ -186,8 +188,30 @@ impl Client {
         Ok(prepared)
     }
 
+    /// Takes over a piece that was loaded beside the program, if its module is still there.
+    pub(crate) fn adopt(&mut self, gpu: &dyn Device, kernel: &KernelKey) {
+        let Some(loaded) = self.turns.take().claim(kernel) else { return };
+        let (module, name) = kernel;
+        match self.modules.get_mut(*module).map(|module| &mut module.body) {
+            Ok(Body::Pieces(pieces)) => pieces.add(name, loaded),
+            _ => {
+                if let Err(code) = gpu.module_unload(loaded.module) {
+                    log::warn!("a kernel of a module that is gone stays loaded: {code}");
+                }
+            }
+        }
+    }
+
     /// A kernel of a module in pieces, loaded with these settings if it is not yet.
     pub(super) fn piece(&mut self, module: Id, name: &str, settings: &KernelSettings) -> Result<Function> {
+        let turns = self.turns.clone();
+        let mut turn = turns.take();
+        let beside = turn.claim(&(module, name.to_string()));
+        if let Some(loaded) = beside
+            && let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body
+        {
+            pieces.add(name, loaded);
+        }
         let object = self.modules.get(module)?;
         let Body::Pieces(pieces) = &object.body else { return Err(CUDA_ERROR_INVALID_VALUE) };
         let (device, globals) = (object.device, pieces.globals.address);
@@ -206,7 +230,7 @@ impl Client {
             Some(piece) => piece,
             None => Arc::new(self.prepared(module)?.piece(name, globals)?),
         };
-        let loaded = load(&*gpu, name, piece, settings)?;
+        let loaded = load(&mut turn, &*gpu, (name, piece, settings))?;
         let function = loaded.function;
         if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body {
             pieces.add(name, loaded);
@@ -264,10 +288,30 @@ impl Client {
         }
         let (module, name, settings) = (function.module, function.name.clone(), function.settings.clone());
         let handle = self.piece(module, &name, &settings)?;
-        let (bank, at) = (self.bank(module, &name)?, self.next_history());
+        let bank = self.bank(module, &name)?;
         let function = self.functions.get_mut(id)?;
-        (function.handle, function.bank, function.at) = (Some(handle), bank, at);
+        (function.handle, function.bank) = (Some(handle), bank);
         Ok((device, handle))
+    }
+
+    /// When a kernel was looked up in a module that is whole, or its piece loaded; 0: it is not loaded.
+    pub(crate) fn turn(&self, function: &FunctionObject) -> Result<u64> {
+        Ok(match &self.modules.get(function.module)?.body {
+            Body::Whole(_) => function.at,
+            Body::Pieces(pieces) => pieces.loaded.get(&function.name).map_or(0, |loaded| loaded.at),
+        })
+    }
+
+    /// Loads a kernel of a module in pieces as it was loaded before, at this turn.
+    pub(crate) fn repeat(&mut self, id: Id, at: u64) -> Result<()> {
+        self.kernel(id)?;
+        let function = self.functions.get(id)?;
+        if let Body::Pieces(pieces) = &mut self.modules.get_mut(function.module)?.body
+            && let Some(loaded) = pieces.loaded.get_mut(&function.name)
+        {
+            loaded.at = at;
+        }
+        Ok(())
     }
 
     /// Where the globals lie that a kernel can reach without being told of them; none for a module that is whole.
@@ -280,14 +324,13 @@ impl Client {
 
 /// Has the device load a piece.
 pub(crate) fn load(
+    turn: &mut Turn<'_>,
     gpu: &dyn Device,
-    kernel: &str,
-    piece: Arc<Piece>,
-    settings: &KernelSettings,
+    (kernel, piece, settings): (&str, Arc<Piece>, &KernelSettings),
 ) -> Result<LoadedPiece> {
     let loaded = gpu.piece_load(kernel, &piece, settings);
     let (module, function) = loaded.map_err(|error| refused(kernel, error))?;
-    Ok(LoadedPiece { module, function, settings: settings.clone(), piece })
+    Ok(LoadedPiece { module, function, settings: settings.clone(), piece, at: turn.number() })
 }
 
 fn refused(name: &str, error: LoadError) -> CuResult {

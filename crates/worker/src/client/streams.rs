@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::backlog::is_marked;
 use super::parts::begin_behind_all;
-use super::{Client, StreamObject};
+use super::{Client, StreamObject, Turn};
 
 impl Client {
     /// The stream that a request names, its device's context made current.
@@ -61,7 +61,7 @@ impl Client {
 
     /// The per-thread default stream of a ring, made when it is first used.
     fn own_stream(&mut self, origin: Origin, device: usize) -> Result<&mut StreamObject> {
-        let Client { contexts, threads, history, .. } = self;
+        let Client { contexts, threads, turns, .. } = self;
         let thread = threads.get_mut(origin.ring).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if thread.streams.len() <= device {
             thread.streams.resize(device + 1, None);
@@ -71,9 +71,11 @@ impl Client {
             Some(stream) => Ok(stream),
             None => {
                 let context = contexts[device].as_mut().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
+                let mut turn = turns.take();
                 let handle = context.device.stream_create(0, 0)?;
+                let at = turn.number();
+                drop(turn);
                 begin_behind_all(context, handle)?;
-                *history += 1;
                 Ok(slot.insert(StreamObject {
                     device,
                     flags: 0,
@@ -81,7 +83,7 @@ impl Client {
                     handle,
                     busy: false,
                     issued: 0,
-                    at: *history,
+                    at,
                     part: None,
                 }))
             }
@@ -94,22 +96,25 @@ impl Client {
         if id < FIRST_STREAM || !self.streams.is_free(id) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let turns = self.turns.clone();
+        let mut turn = turns.take();
         let handle = self.on(device)?.stream_create(flags, priority)?;
+        let at = self.room_for_stream((device, flags, priority), &mut turn);
+        drop(turn);
         self.waiting.assumed.note_work();
         begin_behind_all(self.context_mut(device)?, handle)?;
-        let at = self.room_for_stream(device, flags, priority);
         let made = StreamObject { device, flags, priority, handle, busy: false, issued: 0, at, part: None };
         self.streams.insert(id, made)
     }
 
     /// When the room in the driver's heaps was taken that a new stream has: it gets that of a like one that is gone.
-    fn room_for_stream(&mut self, device: usize, flags: u32, priority: i32) -> u64 {
+    fn room_for_stream(&mut self, (device, flags, priority): (usize, u32, i32), turn: &mut Turn<'_>) -> u64 {
         let like = |former: &StreamObject| {
             (former.device, former.flags, former.priority) == (device, flags, priority)
         };
         match self.former_streams.iter().position(like) {
             Some(at) => self.former_streams.remove(at).at,
-            None => self.next_history(),
+            None => turn.number(),
         }
     }
 

@@ -27,7 +27,7 @@ pub(crate) fn save_bare(client: &mut Client, store: &Path, name: &str) -> Result
     let staging = Staging::open(draft.path())?;
     let mut state = State {
         board: client.board_name.clone(),
-        history: client.history,
+        history: client.turns.last(),
         placements: client.gpus.placements(),
         slice: client.gpus.regions.slice(),
         ..State::default()

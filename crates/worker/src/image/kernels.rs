@@ -6,8 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use rekindle_device::{Code, Device, KernelSettings, Piece};
-use rekindle_protocol::operation::Id;
+use rekindle_device::{Code, KernelSettings, Piece};
 use rekindle_store::{Part, PartKind, Staging};
 use serde_json::json;
 
@@ -15,24 +14,27 @@ use super::beside::Beside;
 use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
 use super::state::{KernelState, State};
-use crate::client::{Body, Client, LoadedPiece, load};
+use crate::client::{Body, Client, Turn, load};
 use crate::dispatch::Remote;
 
 pub(super) const PART: &str = "kernels";
 /// Operations within which a kernel was launched that the next requests will probably launch too.
 const RECENT: u64 = 20_000;
 
-/// Notes what is loaded, and begins to write it to a part.
+/// Notes what is loaded, and what was loaded before an image, and begins to write it to a part.
 pub(super) fn write(client: &Client, staging: &Staging, state: &mut State) -> Result<Beside<Option<Part>>> {
     let newest = client.functions.iter().map(|(_, function)| function.used).max().unwrap_or_default();
     let mut found = Vec::new();
-    for (_, function) in client.functions.iter().filter(|(_, function)| function.at > 0) {
+    for (_, function) in client.functions.iter() {
         let module = client.modules.get(function.module).map_err(device("find a module"))?;
         let Some(piece) = module.body.pieces().and_then(|pieces| pieces.code(&function.name)) else {
             continue;
         };
         let is_old = function.used.saturating_add(RECENT) < newest;
-        found.push(((is_old, function.at), function.module, &function.name, piece));
+        // What an image brought and nobody has used since comes last.
+        let turn = client.turn(function).map_err(device("find a module"))?;
+        let turn = if turn > 0 { turn } else { u64::MAX };
+        found.push(((is_old, turn), function.module, &function.name, piece));
     }
     found.sort_by_key(|(order, ..)| *order);
     let (mut known, mut codes) = (HashSet::new(), Vec::new());
@@ -83,11 +85,8 @@ pub(super) fn bring(client: &mut Client, state: &State, parts: &CodeParts) -> Re
     Ok(found)
 }
 
-/// Loads them, on a thread of its own. What is loaded in its turn is not among them.
+/// Loads them, on a thread of its own, but for those that were loaded in their turn.
 pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) {
-    if state.is_ordered() {
-        return;
-    }
     let functions = client.functions.iter().map(|(_, function)| function);
     let settings: HashMap<_, _> =
         functions.map(|function| ((function.module, &function.name), &function.settings)).collect();
@@ -95,38 +94,29 @@ pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) {
     for row in &state.kernels {
         let Ok(module) = client.modules.get(row.module) else { continue };
         let Ok(context) = client.context(module.device) else { continue };
-        let Some(piece) = module.body.pieces().and_then(|pieces| pieces.code(&row.name)) else { continue };
+        let Some(piece) = module.body.pieces().and_then(|pieces| pieces.not_loaded(&row.name)) else {
+            continue;
+        };
         let settings: KernelSettings =
             settings.get(&(row.module, &row.name)).copied().cloned().unwrap_or_default();
-        rows.push((context.device.clone(), row.module, row.name.clone(), piece.clone(), settings));
+        rows.push((context.device.clone(), (row.module, row.name.clone()), piece.clone(), settings));
     }
     if rows.is_empty() {
         return;
     }
+    let turns = client.turns.clone();
+    turns.announce(rows.iter().map(|(_, kernel, ..)| kernel.clone()));
     std::thread::spawn(move || {
-        for (gpu, module, name, piece, settings) in rows {
-            match gpu.bind().and_then(|()| load(&*gpu, &name, piece, &settings)) {
-                Ok(loaded) => {
-                    remote.run(move |dispatcher| add(&mut dispatcher.client, &*gpu, module, &name, loaded));
-                }
+        for (gpu, kernel, piece, settings) in rows {
+            let load = |turn: &mut Turn<'_>| load(turn, &*gpu, (&kernel.1, piece, &settings));
+            match gpu.bind().and_then(|()| turns.load_beside(&kernel, load)) {
+                Ok(true) => remote.run(move |dispatcher| dispatcher.client.adopt(&*gpu, &kernel)),
+                Ok(false) => {}
                 // The launch that needs it says so to the program.
-                Err(code) => log::warn!("kernel {name} was not loaded beside the program: {code}"),
+                Err(code) => log::warn!("kernel {} was not loaded beside the program: {code}", kernel.1),
             }
         }
     });
-}
-
-/// Unloads it if it was needed, and loaded, before.
-fn add(client: &mut Client, gpu: &dyn Device, module: Id, name: &str, loaded: LoadedPiece) {
-    let piece = loaded.module;
-    let body = client.modules.get_mut(module).map(|module| &mut module.body);
-    let added = match body {
-        Ok(Body::Pieces(pieces)) => pieces.add(name, loaded),
-        _ => false,
-    };
-    if !added && let Err(code) = gpu.module_unload(piece) {
-        log::warn!("a kernel that was loaded twice stays so: {code}");
-    }
 }
 
 /// A piece's bytes among those of all.

@@ -192,13 +192,13 @@ pub(crate) fn restore(
     let mut loading = Loading::begin(work, load_windows, blocks, remote, since)?;
     timer.lap("begin to load", 0);
     parts(&mut dispatcher.client, &state)?;
+    let bytes = restore_code::pieces(&mut dispatcher.client, &image, &state, &code_parts)?;
+    timer.lap("kernels", bytes);
     let own_streams = whole::replay(&mut dispatcher.client, &image, &state)?;
     timer.lap("modules", 0);
     let in_pieces = state.pieces.len() as u64;
     timer.count([("loaded", state.modules.len() as u64 - in_pieces), ("in pieces", in_pieces)]);
-    let bytes = restore_code::pieces(&mut dispatcher.client, &image, &state, &code_parts)?;
     kernels::load_beside(&dispatcher.client, &state, beside);
-    timer.lap("kernels", bytes);
     graphs(&mut dispatcher.client, &state, in_own_part.end()?)?;
     join_files(dispatcher, &state, own_streams, again)?;
     if let Some(journal) = &mut journal {
@@ -223,7 +223,7 @@ fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -> Result<Op
     check_gpus(client, state)?;
     confine(client, state)?;
     client.gpus.expect_placements(&state.placements);
-    client.history = state.history;
+    client.turns.follow(state.history);
     open_contexts(client, state)?;
     Ok(blocks)
 }

@@ -73,17 +73,13 @@ pub(super) fn in_pieces((state, row): (&State, &ModuleState), code: LoadedCode) 
 
 /// A kernel of a module in pieces, loaded in its turn, since it shapes the addresses of others.
 pub(super) fn piece(client: &mut Client, row: &FunctionState) -> Result<()> {
-    insert(client, row, None)?;
-    client.kernel(row.id).map_err(device(format!("load kernel {} again", row.name)))?;
-    client.functions.get_mut(row.id).map_err(device("find a kernel"))?.at = row.at;
-    Ok(())
+    client.repeat(row.id, row.at).map_err(device(format!("load kernel {} again", row.name)))
 }
 
-/// All modules in pieces and their kernels that had no turn.
-/// Bytes of the kernels that are there to be loaded.
+/// All modules in pieces and their kernels, of which nothing is loaded: bytes of the kernels that are there to be loaded.
 pub(super) fn pieces(client: &mut Client, image: &Image, state: &State, parts: &CodeParts) -> Result<u64> {
     for row in state.modules.iter().filter(|row| state.pieces_of(row).is_some()) {
-        let Some(id) = row.id.filter(|id| client.modules.is_free(*id)) else { continue };
+        let Some(id) = row.id else { continue };
         let code = match &row.code {
             CodeState::Part(name) => match parts.get(name) {
                 Some(pending) => LoadedCode::Pending(pending.clone()),
@@ -96,9 +92,7 @@ pub(super) fn pieces(client: &mut Client, image: &Image, state: &State, parts: &
     }
     let kernels = state.functions.iter().filter(|row| state.pieces.contains_key(&row.module));
     for row in kernels {
-        if client.functions.is_free(row.id) {
-            insert(client, row, None)?;
-        }
+        insert(client, row, None)?;
     }
     client.constants_told |= !state.constants_told.is_empty();
     kernels::bring(client, state, parts)

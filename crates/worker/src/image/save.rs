@@ -64,7 +64,7 @@ pub(crate) fn save(
     let staging = ahead.join(Staging::open(staging)?);
     let mut state = State {
         board: client.board_name.clone(),
-        history: client.history,
+        history: client.turns.last(),
         placements: client.gpus.placements(),
         slice: client.gpus.regions.slice(),
         ..State::default()

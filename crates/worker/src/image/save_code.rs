@@ -62,18 +62,17 @@ pub(super) fn modules(
     for module in &client.unloaded {
         state.modules.push(describe(module, None, staging, &mut code)?);
     }
-    state.functions = client
-        .functions
-        .iter()
-        .map(|(id, function)| FunctionState {
+    let described = client.functions.iter().map(|(id, function)| {
+        Ok(FunctionState {
             id,
             module: function.module,
             name: function.name.clone(),
-            at: function.at,
+            at: client.turn(function).map_err(device("find a module"))?,
             attributes: function.settings.attributes.clone(),
             cache: function.settings.cache,
         })
-        .collect();
+    });
+    state.functions = described.collect::<Result<_>>()?;
     let named = state.modules.iter().filter_map(|row| match &row.code {
         CodeState::Part(name) => Some(name.clone()),
         CodeState::File { .. } => None,

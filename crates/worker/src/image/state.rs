@@ -281,12 +281,18 @@ impl State {
         self.pieces.get(&module.id?).copied()
     }
 
-    /// Whether addresses that the program may hold depend on the order in which code was loaded: those of globals of
-    /// modules that are whole. Pieces shape them too.
-    pub(super) fn is_ordered(&self) -> bool {
-        let whole = |row: &&ModuleState| self.pieces_of(row).is_none();
-        let shapes = |row: &ModuleState| !row.contents.is_empty() || row.unloaded_at.is_some();
-        self.modules.iter().filter(whole).any(shapes)
+    /// The last turn that has a say in addresses that the program may hold: those of modules that are whole, of their globals
+    /// and of functions that these name. All that had a turn before shapes them, pieces too. None: nothing has a say.
+    pub(super) fn ordered_until(&self) -> Option<u64> {
+        let is_shaped = |row: &&ModuleState| {
+            self.pieces_of(row).is_none() && (!row.contents.is_empty() || row.unloaded_at.is_some())
+        };
+        let turns = self.modules.iter().filter(is_shaped).flat_map(|row| {
+            let functions = self.functions.iter().filter(|function| Some(function.module) == row.id);
+            let given = row.given.iter().map(|given| given.at);
+            functions.map(|function| function.at).chain(given).chain([row.loaded_at])
+        });
+        turns.max()
     }
 
     /// What whoever looks at an image is told of its code.
@@ -300,7 +306,7 @@ impl State {
             "kernels": kernels,
             "loaded": self.kernels.len(),
             "whole": whole,
-            "ordered": self.is_ordered(),
+            "ordered": self.ordered_until().is_some(),
         }})
     }
 

@@ -13,7 +13,7 @@ use rekindle_protocol::operation::Id;
 use rekindle_store::Image;
 
 use super::error::{Result, device};
-use super::restore_code::{code, in_pieces, piece};
+use super::restore_code::piece;
 use super::state::{FunctionState, ModuleState, State, StreamState};
 use crate::client::{Client, GlobalGiven, ModuleObject, StreamObject};
 use module::{check_global, contents, function, load, whole};
@@ -42,10 +42,7 @@ pub(super) fn replay(client: &mut Client, image: &Image, state: &State) -> Resul
         match moment {
             Moment::Load(n) => {
                 let row = &state.modules[n];
-                let module = match state.pieces_of(row) {
-                    Some(_) => in_pieces((state, row), code(client, image, row)?),
-                    None => load(client, image, (state, row))?,
-                };
+                let module = load(client, image, (state, row))?;
                 match row.id {
                     Some(id) => {
                         client.modules.insert(id, module).map_err(device("number a module as before"))?
@@ -103,9 +100,9 @@ pub(super) fn replay(client: &mut Client, image: &Image, state: &State) -> Resul
 
 fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
     let mut moments: Vec<(u64, Moment<'_>)> = Vec::new();
-    let is_ordered = state.is_ordered();
-    let taken = |module: &ModuleState| is_ordered || state.pieces_of(module).is_none();
-    for (n, module) in state.modules.iter().enumerate().filter(|(_, module)| taken(module)) {
+    let until = state.ordered_until().unwrap_or_default();
+    let is_whole = |module: &ModuleState| state.pieces_of(module).is_none();
+    for (n, module) in state.modules.iter().enumerate().filter(|(_, module)| is_whole(module)) {
         moments.push((module.loaded_at, Moment::Load(n)));
         moments.extend(module.unloaded_at.map(|at| (at, Moment::Unload(n))));
         moments.extend(module.given.iter().map(|given| (given.at, Moment::Global(n, given))));
@@ -113,7 +110,9 @@ fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
     for function in &state.functions {
         match state.pieces.contains_key(&function.module) {
             false => moments.push((function.at, Moment::Function(function))),
-            true if is_ordered && function.at > 0 => moments.push((function.at, Moment::Piece(function))),
+            true if (1..=until).contains(&function.at) => {
+                moments.push((function.at, Moment::Piece(function)))
+            }
             true => {}
         }
     }
@@ -144,7 +143,8 @@ mod tests {
     use rekindle_device::ModuleKind;
 
     use super::*;
-    use crate::image::state::{CodeState, ModuleState, ThreadState};
+    use crate::client::GlobalsBuffer;
+    use crate::image::state::{CodeState, GlobalContent, ModuleState, ThreadState};
 
     #[test]
     fn everything_happens_in_its_old_order() {
@@ -188,5 +188,48 @@ mod tests {
             (7, "unload", 1),
         ];
         assert_eq!(order, expected);
+    }
+
+    #[test]
+    fn pieces_have_a_turn_as_long_as_addresses_depend_on_it() {
+        let module = |id, loaded_at, globals: u64| ModuleState {
+            id: Some(id),
+            device: 0,
+            kind: ModuleKind::Library,
+            options: Vec::new(),
+            code: CodeState::Part(String::new()),
+            loaded_at,
+            unloaded_at: None,
+            given: Vec::new(),
+            contents: (0..globals)
+                .map(|at| GlobalContent { name: "g".into(), address: at, bytes: 1 })
+                .collect(),
+        };
+        let function = |id, module, at| FunctionState {
+            id,
+            module,
+            name: "f".to_string(),
+            at,
+            attributes: Vec::new(),
+            cache: None,
+        };
+        let turns = |globals| {
+            let state = State {
+                modules: vec![module(1, 1, 0), module(2, 4, globals), module(3, 8, 0)],
+                // Pieces, one of them not loaded; kernels of modules that are whole.
+                functions: [(1, 1, 2), (2, 1, 0), (3, 2, 6), (4, 1, 5), (5, 1, 7), (6, 3, 9), (7, 1, 10)]
+                    .map(|(id, module, at)| function(id, module, at))
+                    .into(),
+                pieces: [(1, GlobalsBuffer::default())].into(),
+                ..State::default()
+            };
+            moments(&state).into_iter().map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            turns(1),
+            [2, 4, 5, 6, 8, 9],
+            "the last that has a say is a kernel of the module with a global"
+        );
+        assert_eq!(turns(0), [4, 6, 8, 9], "none has");
     }
 }
