@@ -9,7 +9,7 @@ import pytest
 from rekindle import Rekindle
 
 PROGRAMS = Path(__file__).parent / "ipc"
-RELAY, CODES, ORPHAN, LATE, SHAREABLE = (PROGRAMS / f"{name}.py" for name in ("relay", "codes", "orphan", "late", "shareable"))
+RELAY, CODES, ORPHAN, LATE, MEET, SHAREABLE = (PROGRAMS / f"{name}.py" for name in ("relay", "codes", "orphan", "late", "meet", "shareable"))
 
 
 class Scene:
@@ -41,6 +41,22 @@ class Scene:
     def follows(self, name, before):
         self.goes_on(name)
         assert self.steps(name)[0] == before[-1] + 1
+
+
+@pytest.mark.parametrize("late", ["0", "0.05"])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_whose_kernels_wait_for_each_other_come_to_a_stand(rekindle, processes, late):
+    scene = Scene(rekindle, processes, MEET).begin("a", "--env", f"MEET_LATE={late}")
+    for number in range(6):
+        report = rekindle.json("checkpoint", "a", "--to", f"going-{number}", "--leave-running", limit=20)
+        assert report["gpu_processes"] == processes
+        scene.goes_on("a")
+    rekindle("checkpoint", "a", "--to", "stopped", "--stop", limit=20)
+    before = scene.steps("a")
+    for image in ("going-5", "stopped"):
+        rekindle.restore(image, f"from-{image}")
+        scene.goes_on(f"from-{image}")
+    assert scene.steps("from-stopped")[0] == before[-1] + 1
 
 
 @pytest.mark.parametrize("graphs", ["", "1"], ids=["kernels", "graphs"])

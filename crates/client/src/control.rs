@@ -17,6 +17,16 @@ use crate::{first_pages, genuine, host_call, quiesce, thread_slot};
 const HEAP: usize = 96 << 10;
 /// How often a closing barrier is looked at.
 const LOOK: Duration = Duration::from_millis(1);
+/// How long threads that may make a call more are waited for.
+const ROUND_LIMIT: Duration = Duration::from_millis(20);
+
+/// The barrier is being closed.
+struct Closing {
+    deadline: Instant,
+    unused: Unused,
+    /// Until when calls are let through, if some are.
+    round: Option<Instant>,
+}
 
 /// Starts the control thread and the one that runs host functions, both deaf to signals.
 pub fn start(session: &'static Session) -> io::Result<()> {
@@ -60,9 +70,16 @@ fn without<T>(but_for: &[libc::c_int], body: impl FnOnce() -> T) -> T {
 
 fn serve(session: &'static Session) {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(HEAP)));
-    let mut closing: Option<(Instant, Unused)> = None;
+    let mut closing: Option<Closing> = None;
     let why = loop {
-        if let Some((deadline, unused)) = &closing
+        if let Some(closing) = &mut closing
+            && closing.round.is_some_and(|until| quiesce::have_all_passed() || Instant::now() > until)
+        {
+            quiesce::end_round();
+            closing.round = None;
+            wake_waits(session);
+        }
+        if let Some(Closing { deadline, unused, round: None }) = &closing
             && let Some(answer) = closed(session, *deadline, unused)
         {
             closing = None;
@@ -81,11 +98,14 @@ fn serve(session: &'static Session) {
             ToClient::Quiesce { limit_ms, unused } => {
                 let deadline = Instant::now() + Duration::from_millis(limit_ms);
                 let unused = Unused::close_barrier(session, unused);
-                session.rings().iter().for_each(|ring| {
-                    ring.look_again();
-                    ring.header().space().raise();
-                });
-                closing = Some((deadline, unused));
+                wake_waits(session);
+                closing = Some(Closing { deadline, unused, round: None });
+            }
+            ToClient::Step { calls, limit_ms } => {
+                let deadline = Instant::now() + Duration::from_millis(limit_ms);
+                quiesce::begin_round(calls);
+                let round = Some(Instant::now() + ROUND_LIMIT);
+                closing = Some(Closing { deadline, unused: Unused::default(), round });
             }
             ToClient::Sleep => quiesce::sleep(),
             ToClient::Resume { restored, driver_attached } => {
@@ -114,6 +134,14 @@ fn serve(session: &'static Session) {
     session.worker_died(&why);
     genuine::attached("the worker is gone".to_owned());
     quiesce::open();
+}
+
+/// Threads that wait inside look whether the barrier is closed.
+fn wake_waits(session: &Session) {
+    session.rings().iter().for_each(|ring| {
+        ring.look_again();
+        ring.header().space().raise();
+    });
 }
 
 /// The answer to a `Quiesce`, once there is one.

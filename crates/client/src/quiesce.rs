@@ -4,9 +4,12 @@
 //! Each thread says in its own [`ThreadSlot`] that it is inside, then looks whether the barrier is closed; the control thread
 //! closes the barrier, then looks at every slot. Both put a full fence between: one of them sees the other.
 //!
+//! Kernels of another process may wait for some that a thread which waits outside has not launched yet. Then a round of calls is
+//! let through the closed barrier: so many of each thread, until the round is over.
+//!
 //! While the GPU half sleeps the barrier is closed too, and the first thread that comes to it asks the daemon to wake it.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::Result;
@@ -18,8 +21,15 @@ static CLOSED: AtomicBool = AtomicBool::new(false);
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 /// A thread sees to it that the GPU half is woken.
 static KNOCKING: AtomicBool = AtomicBool::new(false);
-static WAITING: Mutex<()> = Mutex::new(());
+/// How many threads wait.
+static WAITING: Mutex<usize> = Mutex::new(0);
+/// The round of calls that are let through, and how many of each thread: the upper and the lower half. None once it is over.
+static ROUND: AtomicU64 = AtomicU64::new(0);
+/// Threads that have waited when the round began, and have made no call since.
+static EXPECTED: AtomicUsize = AtomicUsize::new(0);
 static OPENED: Condvar = Condvar::new();
+
+const CALLS: u64 = u32::MAX as u64;
 
 /// A thread's stay inside. Calls that a call makes (through a function of the program's) stay inside with it.
 pub struct CallGuard {
@@ -65,12 +75,26 @@ fn come_in(slot: &ThreadSlot) {
     loop {
         slot.inside.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if !CLOSED.load(Ordering::Relaxed) {
+        if !CLOSED.load(Ordering::Relaxed) || may_pass(slot, true) {
             return;
         }
         slot.inside.store(false, Ordering::Release);
-        wait();
+        wait(slot);
     }
+}
+
+/// Whether the thread of this slot has a call left in this round; `takes`: it makes it.
+fn may_pass(slot: &ThreadSlot, takes: bool) -> bool {
+    let (round, passed) = (ROUND.load(Ordering::Relaxed), slot.passed.load(Ordering::Relaxed));
+    let made = if passed >> 32 == round >> 32 { passed & CALLS } else { 0 };
+    let may = made < round & CALLS;
+    if may && takes {
+        slot.passed.store((round & !CALLS) | (made + 1), Ordering::Relaxed);
+        if made == 0 {
+            let _ = EXPECTED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        }
+    }
+    may
 }
 
 impl Drop for CallGuard {
@@ -84,9 +108,10 @@ impl Drop for CallGuard {
 }
 
 #[cold]
-fn wait() {
+fn wait(slot: &ThreadSlot) {
     let mut held = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
-    while CLOSED.load(Ordering::Relaxed) {
+    *held += 1;
+    while CLOSED.load(Ordering::Relaxed) && !may_pass(slot, false) {
         if ASLEEP.load(Ordering::Relaxed) && !KNOCKING.swap(true, Ordering::Relaxed) {
             held = wake(held);
             KNOCKING.store(false, Ordering::Relaxed);
@@ -94,10 +119,11 @@ fn wait() {
         }
         held = OPENED.wait(held).unwrap_or_else(PoisonError::into_inner);
     }
+    *held -= 1;
 }
 
 /// Knocks until the GPU half is awake.
-fn wake(mut held: MutexGuard<'static, ()>) -> MutexGuard<'static, ()> {
+fn wake(mut held: MutexGuard<'static, usize>) -> MutexGuard<'static, usize> {
     let mut knocker = WakeRequester::default();
     while CLOSED.load(Ordering::Relaxed) && ASLEEP.load(Ordering::Relaxed) {
         drop(held);
@@ -130,6 +156,27 @@ pub fn open() {
     ASLEEP.store(false, Ordering::Relaxed);
     drop(held);
     OPENED.notify_all();
+}
+
+/// Lets each thread make so many calls more though the barrier is closed.
+pub fn begin_round(calls: u32) {
+    let held = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+    EXPECTED.store(*held, Ordering::Relaxed);
+    let round = (ROUND.load(Ordering::Relaxed) >> 32) + 1;
+    ROUND.store(round << 32 | u64::from(calls), Ordering::Relaxed);
+    drop(held);
+    OPENED.notify_all();
+}
+
+/// Whether all threads that waited when the round began have come in since.
+pub fn have_all_passed() -> bool {
+    EXPECTED.load(Ordering::Relaxed) == 0
+}
+
+/// Lets nobody in again.
+pub fn end_round() {
+    ROUND.store(ROUND.load(Ordering::Relaxed) & !CALLS, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
 }
 
 /// How many threads are inside.

@@ -2,7 +2,7 @@
 //! has ended goes to the next thread that needs one.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_protocol::client::Uncollected;
@@ -12,6 +12,8 @@ use crate::lane::Lane;
 
 pub struct ThreadSlot {
     pub inside: AtomicBool,
+    /// The last round of calls through the closed barrier in which its thread has made one, and how many.
+    pub passed: AtomicU64,
     lane: UnsafeCell<Option<Lane>>,
 }
 
@@ -33,8 +35,11 @@ fn slots() -> MutexGuard<'static, ThreadSlots> {
 pub fn take() -> &'static ThreadSlot {
     let mut slots = slots();
     slots.free.pop().unwrap_or_else(|| {
-        let slot: &'static ThreadSlot =
-            Box::leak(Box::new(ThreadSlot { inside: AtomicBool::new(false), lane: UnsafeCell::new(None) }));
+        let slot: &'static ThreadSlot = Box::leak(Box::new(ThreadSlot {
+            inside: AtomicBool::new(false),
+            passed: AtomicU64::new(0),
+            lane: UnsafeCell::new(None),
+        }));
         slots.all.push(slot);
         slot
     })

@@ -29,12 +29,13 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 /// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
 /// boards are laid out. Raised with every change of what there is, operations that come behind all others too. A
 /// restored program speaks that of its image.
-pub const CLIENT_VERSION: u32 = 11;
+pub const CLIENT_VERSION: u32 = 12;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
 /// version 2 no CUDA IPC, version 3 does not change nodes of graphs, version 4 does not know [`ToClient::Release`], version 5 has
 /// no arrays, nodes of fewer kinds, and no parts of the multiprocessors, version 6 puts no graphs into nodes, version 7 does not
 /// ask when requests have waited, version 8 does not say what memory is unused, version 9 does not know
-/// [`ToClient::GiveBack`], and version 10 gives streams work that are full; all that they say is said in the same way since.
+/// [`ToClient::GiveBack`], version 10 gives streams work that are full, and version 11 does not know [`ToClient::Step`]; all that
+/// they say is said in the same way since.
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
 /// The first that knows [`ToClient::Release`].
 pub const RELEASING_CLIENT_VERSION: u32 = 5;
@@ -42,6 +43,8 @@ pub const RELEASING_CLIENT_VERSION: u32 = 5;
 pub const TELLING_CLIENT_VERSION: u32 = 9;
 /// The first that knows [`ToClient::GiveBack`].
 pub const GIVING_CLIENT_VERSION: u32 = 10;
+/// The first that knows [`ToClient::Step`].
+pub const STEPPING_CLIENT_VERSION: u32 = 12;
 
 /// Whether a worker of this build serves a client of that [`CLIENT_VERSION`].
 pub fn is_served(version: u32) -> bool {
@@ -221,6 +224,8 @@ pub enum ToClient {
         #[serde(default)]
         unused: bool,
     },
+    /// After `Quiesce`: each thread may make so many CUDA calls more, if it makes them now. Answered as `Quiesce` is.
+    Step { calls: u32, limit_ms: u64 },
     /// After `Quiesce`: the GPU half goes to sleep. The barrier stays closed, and a thread that comes to it knocks at
     /// [`ADMISSION_SOCKET`] until `Resume`.
     Sleep,

@@ -25,7 +25,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

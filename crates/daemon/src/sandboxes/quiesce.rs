@@ -34,6 +34,16 @@ impl<'a> QuiesceBarrier<'a> {
         Ok(QuiesceBarrier { sandbox, worker, client, driver_attached, over: false })
     }
 
+    /// Has each thread of the client make so many calls more. If that fails the client goes on.
+    pub fn step(mut self, contents: Contents, calls: u32) -> Result<QuiesceBarrier<'a>> {
+        // Whatever comes of it is the worker's to undo.
+        self.over = true;
+        let limit_ms = QUIESCE_LIMIT.as_millis() as u64;
+        let asked = ask::Step { calls, limit_ms, contents };
+        let client = self.worker.ask("have the program make a step", asked, &[])?;
+        Ok(QuiesceBarrier { driver_attached: client.driver_attached, client, over: false, ..self })
+    }
+
     /// Detaches the driver half of the client, where there is one. It stays so until the program needs it.
     pub fn detach(&mut self, pid: i32) -> Result<()> {
         if self.driver_attached {

@@ -5,9 +5,17 @@
 //!   begin ── each: Quiesce ┬ all stand ── places ── each: save ──┬ end: they are elsewhere
 //!                          └ one does not: all go on             └ resume, or dropped: all go on
 //! ```
+//!
+//! Kernels of one process may wait for those of another, as collectives do. If one was stopped before it had launched its own,
+//! the other's GPU work does not end. So while some stand and others do not, those that stand make a call more in each of their
+//! threads, and then some more, until what the others wait for was launched. In between they wait longer and longer, for work that
+//! does end by itself.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::worker::Contents;
@@ -18,6 +26,16 @@ use crate::sandboxes::Sandbox;
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::timeline::Timeline;
 use crate::workers::{Worker, gpu_half};
+
+/// So long those that stand wait for the others at first, and then.
+const FIRST_PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(5);
+/// How much longer they wait in each round, and how many more calls each of their threads makes.
+const LONGER: f32 = 1.15;
+const MORE_CALLS: f32 = 1.3;
+const MOST_CALLS: f32 = 1000.0;
+/// For so long there are rounds.
+const TOGETHER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Dropped, it lets all clients go on as before.
 pub struct Standstill<'a> {
@@ -32,8 +50,11 @@ impl<'a> Standstill<'a> {
         contents: Contents,
     ) -> Result<Standstill<'a>> {
         let workers: Vec<&'a Arc<Worker>> = workers.into_iter().collect();
-        let begun = gpu_half::each(&workers, |worker| QuiesceBarrier::begin(sandbox, worker, contents));
-        Ok(Standstill { barriers: begun? })
+        let barriers = match &workers[..] {
+            [worker] => vec![QuiesceBarrier::begin(sandbox, worker, contents)?],
+            several => together(sandbox, several, contents)?,
+        };
+        Ok(Standstill { barriers })
     }
 
     /// In the order of their workers, as all that follows.
@@ -70,6 +91,51 @@ impl<'a> Standstill<'a> {
     pub fn end(self) {
         self.barriers.into_iter().for_each(QuiesceBarrier::end);
     }
+}
+
+/// Brings several to a stand, in the order of their workers.
+fn together<'a>(
+    sandbox: &'a Sandbox,
+    workers: &[&'a Arc<Worker>],
+    contents: Contents,
+) -> Result<Vec<QuiesceBarrier<'a>>> {
+    let began = Instant::now();
+    let (sender, arrivals) = channel();
+    std::thread::scope(|scope| {
+        let come = |at: usize, come: Box<dyn FnOnce() -> Result<QuiesceBarrier<'a>> + Send + 'a>| {
+            let sender = sender.clone();
+            scope.spawn(move || sender.send((at, come())));
+        };
+        for (at, worker) in workers.iter().copied().enumerate() {
+            come(at, Box::new(move || QuiesceBarrier::begin(sandbox, worker, contents)));
+        }
+        let mut standing: BTreeMap<usize, QuiesceBarrier<'_>> = BTreeMap::new();
+        let (mut coming, mut failure) = (workers.len(), None);
+        let (mut patience, mut rounds) = (FIRST_PATIENCE, 0);
+        while coming > 0 {
+            match arrivals.recv_timeout(patience) {
+                Ok((at, begun)) => {
+                    coming -= 1;
+                    match begun {
+                        Ok(barrier) => drop(standing.insert(at, barrier)),
+                        Err(error) => drop(failure.get_or_insert(error)),
+                    }
+                }
+                // What has failed, or takes too long, is waited for as it is.
+                Err(_) if failure.is_some() || began.elapsed() > TOGETHER_LIMIT => {}
+                Err(_) => {
+                    let calls = MORE_CALLS.powi(rounds).min(MOST_CALLS) as u32;
+                    for (at, barrier) in std::mem::take(&mut standing) {
+                        coming += 1;
+                        come(at, Box::new(move || barrier.step(contents, calls)));
+                    }
+                    patience = PATIENCE.mul_f32(LONGER.powi(rounds));
+                    rounds += 1;
+                }
+            }
+        }
+        failure.map_or_else(|| Ok(standing.into_values().collect()), Err)
+    })
 }
 
 /// Has each worker write its half to its place, side by side.

@@ -78,6 +78,13 @@ requests! {
         limit_ms: u64,
         contents: Contents,
     } => Quiesced;
+    /// After `Quiesce`, for a program whose other processes wait for GPU work of this one: each of the client's threads may make so
+    /// many calls more, if it makes them now. Then the client is quiesced as before.
+    Step {
+        calls: u32,
+        limit_ms: u64,
+        contents: Contents,
+    } => Quiesced;
     /// Detach the driver half of the process with this pid (as this worker sees it). It stays so until the client needs it.
     Detach {
         pid: i32,

@@ -3,7 +3,9 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, TELLING_CLIENT_VERSION, ToClient};
+use rekindle_protocol::client::{
+    Quiesced, RELEASING_CLIENT_VERSION, STEPPING_CLIENT_VERSION, TELLING_CLIENT_VERSION, ToClient,
+};
 use rekindle_protocol::tuning;
 use rekindle_protocol::worker::{Contents, WorkWait};
 
@@ -17,6 +19,8 @@ use crate::link::Answer;
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
 /// How long what a restore has left behind may take to come to rest.
 const STAND_LIMIT: Duration = Duration::from_secs(30);
+/// How long a client goes on for a call that it cannot make alone.
+const MOMENT: Duration = Duration::from_micros(500);
 /// A wait for the GPU that took less is none.
 const WAIT: Duration = Duration::from_millis(1);
 /// How long a client may take to say what is unused. An estimate is not worth more.
@@ -46,11 +50,50 @@ impl Control {
             let blocks = blocks.or_else(|| image::blocks(&dispatcher.client, contents));
             dispatcher.expect_stop(blocks);
         });
-        // Another process's work may be under way on memory that is saved here.
-        let shares = self.remote.ask(|dispatcher| dispatcher.client.ipc.is_used())?;
+        let shares = self.shares()?;
         // Where it shares memory, others may use what its own allocator has free.
         let unused = contents != Contents::Left && !shares && !tuning::is(tuning::UNUSED, "keep");
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64, unused };
+        self.stop((asked, began, limit), (contents, shares))
+    }
+
+    /// A program that stands still makes some calls more, so many in each thread, and stands still again. A client that does not
+    /// know of this goes on for some moments instead.
+    pub(super) fn step(
+        &mut self,
+        calls: u32,
+        limit: Duration,
+        contents: Contents,
+    ) -> Result<Quiesced, ControlError> {
+        if !self.quiesced || !self.link.is_connected() {
+            return Err("only a program that stands still makes a step".into());
+        }
+        let began = Instant::now();
+        let (version, driver_attached) =
+            self.remote.ask(|dispatcher| (dispatcher.client.version(), dispatcher.client.driver_attached))?;
+        if version < STEPPING_CLIENT_VERSION {
+            self.resume(false, driver_attached)?;
+            std::thread::sleep(MOMENT * calls);
+            return self.quiesce(limit, contents);
+        }
+        self.undone = None;
+        self.remote.run(Dispatcher::step);
+        let asked = ToClient::Step { calls, limit_ms: limit.as_millis() as u64 };
+        let shares = self.shares()?;
+        self.stop((asked, began, limit), (contents, shares))
+    }
+
+    /// Whether another process's work may be under way on memory that is saved here.
+    fn shares(&self) -> Result<bool, ControlError> {
+        Ok(self.remote.ask(|dispatcher| dispatcher.client.ipc.is_used())?)
+    }
+
+    /// Asks the client to stop, and waits for what is under way by then.
+    fn stop(
+        &mut self,
+        (asked, began, limit): (ToClient, Instant, Duration),
+        (contents, shares): (Contents, bool),
+    ) -> Result<Quiesced, ControlError> {
         let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
             Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
             Answer::Busy(reason) => Some(Err(ControlError::Busy(reason))),

@@ -67,6 +67,9 @@ impl Control {
             Request::Quiesce(ask::Quiesce { limit_ms, contents }) => {
                 self.quiesce(Duration::from_millis(limit_ms), contents).map(answer::<ask::Quiesce>)
             }
+            Request::Step(ask::Step { calls, limit_ms, contents }) => {
+                self.step(calls, Duration::from_millis(limit_ms), contents).map(answer::<ask::Step>)
+            }
             Request::Detach(ask::Detach { pid, limit_ms }) => {
                 self.detach(pid, limit_ms).map(answer::<ask::Detach>)
             }

@@ -189,6 +189,16 @@ impl Dispatcher {
         };
     }
 
+    /// The program, which stands still, is to make some calls more.
+    pub(crate) fn step(&mut self) {
+        let blocks = match &mut self.activity {
+            Activity::Quiesced(quiesced) => quiesced.blocks.take(),
+            _ => self.stopping.take().and_then(|stopping| stopping.blocks),
+        };
+        self.go_on();
+        self.expect_stop(blocks);
+    }
+
     /// What was restored is that of a program that runs: its requests wait, now and when all is loaded.
     pub(crate) fn hold_requests(&mut self) {
         self.activity = match replace(&mut self.activity, Activity::Closed) {
