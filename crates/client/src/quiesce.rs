@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_inside_a_closed_barrier_and_everybody_goes_on() {
+    fn nobody_is_inside_a_closed_barrier_but_for_rounds_of_calls_and_everybody_goes_on() {
         static STOP: AtomicBool = AtomicBool::new(false);
         static STEPS: AtomicU64 = AtomicU64::new(0);
         let step = || {
@@ -213,6 +213,25 @@ mod tests {
             let before = STEPS.load(Ordering::Relaxed);
             std::thread::sleep(Duration::from_micros(300));
             assert_eq!(STEPS.load(Ordering::Relaxed), before);
+            for calls in [1, 3] {
+                let before = STEPS.load(Ordering::Relaxed);
+                begin_round(calls);
+                while STEPS.load(Ordering::Relaxed) < before + 4 * u64::from(calls) {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_micros(300));
+                assert!(have_all_passed());
+                end_round();
+                assert_eq!((inside(), STEPS.load(Ordering::Relaxed)), (0, before + 4 * u64::from(calls)));
+            }
+            begin_round(1000);
+            end_round();
+            while inside() != 0 {
+                std::thread::yield_now();
+            }
+            let before = STEPS.load(Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(300));
+            assert_eq!(STEPS.load(Ordering::Relaxed), before, "a round that is over lets nobody in");
             open();
         }
         STOP.store(true, Ordering::Relaxed);

@@ -202,6 +202,8 @@ pub trait Device: Send + Sync {
     fn global(&self, module: Module, name: &str) -> Result<(u64, u64)>;
     /// Every global and constant that this device can name, for a checkpoint.
     fn globals(&self, module: Module) -> Result<Vec<Global>>;
+    /// Finds out now what [`Device::globals`] needs to know of the code, which takes long where there is much of it.
+    fn expect_globals(&self, _module: Module) {}
     /// `cuLink*` in one step: a cubin, or whatever [`Device::module_load`] takes, and the log.
     fn link(
         &self,

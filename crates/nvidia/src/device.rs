@@ -194,6 +194,10 @@ impl Device for NvidiaDevice {
         in_code(|| self.modules.globals(module))
     }
 
+    fn expect_globals(&self, module: Module) {
+        self.modules.expect_globals(module);
+    }
+
     fn link(
         &self,
         inputs: &[LinkInput<'_>],

@@ -38,6 +38,13 @@ struct Entry {
     _options: Option<JitOptions>,
 }
 
+impl Entry {
+    /// The names of its variables, and whether all of the code could be searched.
+    fn variables(&self, capability: u32) -> &(Variables, bool) {
+        self.variables.get_or_init(|| variables(self.code.bytes(), capability))
+    }
+}
+
 /// The modules and libraries of one context.
 pub struct Modules {
     driver: Arc<Driver>,
@@ -210,12 +217,21 @@ impl Modules {
         }
     }
 
+    /// Looks through the code of a module for its variables, without the driver.
+    pub fn expect_globals(&self, module: Module) {
+        if let Ok(entry) = self.entry(module)
+            && entry.used.load(Ordering::Relaxed)
+        {
+            entry.variables(self.capability);
+        }
+    }
+
     pub fn globals(&self, module: Module) -> Result<Vec<Global>> {
         let entry = self.entry(module)?;
         if !entry.used.load(Ordering::Relaxed) {
             return Ok(Vec::new());
         }
-        let (names, whole) = entry.variables.get_or_init(|| variables(entry.code.bytes(), self.capability));
+        let (names, whole) = entry.variables(self.capability);
         if !*whole {
             log::warn!(
                 "module {:#x}: some of its {} bytes of code could not be searched for variables",

@@ -1,6 +1,6 @@
 //! Modules, kernels and globals, in the order in which the program asked for them.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use rekindle_code::fatbin::is_fatbin;
 use rekindle_cuda::{
@@ -8,8 +8,8 @@ use rekindle_cuda::{
     CUDA_SUCCESS,
 };
 use rekindle_device::{
-    Code, Function, FunctionInfo, GpuKind, KernelSetting, KernelSettings, LinkInput, LoadError, Loaded,
-    Module, Result,
+    Code, Device, Function, FunctionInfo, GpuKind, KernelSetting, KernelSettings, LinkInput, LoadError,
+    Loaded, Module, Result,
 };
 use rekindle_protocol::operation::{
     Answer, CodeSource, FunctionFound, FunctionGet, FunctionSet, GlobalGet, Id, ModuleLoad, ModuleLoaded,
@@ -187,6 +187,14 @@ impl Client {
     pub(crate) fn codes(&self) -> Vec<LoadedCode> {
         let loaded = self.modules.iter().map(|(_, module)| module);
         loaded.chain(&self.unloaded).map(|module| module.code.clone()).collect()
+    }
+
+    /// What the devices have of modules that are whole.
+    pub(crate) fn whole_modules(&self) -> Vec<(Arc<dyn Device>, Module)> {
+        let whole = |module: &ModuleObject| {
+            Some((self.context(module.device).ok()?.device.clone(), module.body.whole()?))
+        };
+        self.modules.iter().filter_map(|(_, module)| whole(module)).collect()
     }
 
     pub(super) fn get_function(&mut self, request: FunctionGet<'_>) -> Result<FunctionFound> {

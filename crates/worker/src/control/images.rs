@@ -91,8 +91,10 @@ impl Control {
 
     /// The program runs meanwhile.
     pub(super) fn save_code(&mut self, staging: PathBuf) -> Result<(), ControlError> {
-        let codes = self.remote.ask(|dispatcher| dispatcher.client.codes())?;
+        let (codes, whole) =
+            self.remote.ask(|dispatcher| (dispatcher.client.codes(), dispatcher.client.whole_modules()))?;
         self.code = CodePreCopy::write(staging, &codes)?;
+        whole.iter().for_each(|(device, module)| device.expect_globals(*module));
         Ok(())
     }
 

@@ -268,7 +268,7 @@ fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
             ToClient::Quiesce { .. } if seen.busy.load(Ordering::Acquire) => {
                 frame::send(socket, &ToWorker::Busy("a thread is in a call".to_string()), &[]).unwrap();
             }
-            ToClient::Quiesce { .. } => {
+            ToClient::Quiesce { .. } | ToClient::Step { .. } => {
                 let quiesced = Quiesced {
                     version: CLIENT_VERSION,
                     process: 9,
