@@ -193,9 +193,11 @@ def test_a_program_is_brought_back_on_one_processor_before_others_and_runs_as_it
         rekindle.reached("restore-complete")
         (pid,) = processes(mark)
         threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
-        scheduled = lambda: {(os.sched_getscheduler(thread), frozenset(os.sched_getaffinity(thread))) for thread in threads}
-        ((policy, processors),) = scheduled()
-        assert len(threads) == 2 and policy == os.SCHED_FIFO and len(processors) == 1
+        scheduled = lambda: {(os.getpriority(os.PRIO_PROCESS, thread), frozenset(os.sched_getaffinity(thread))) for thread in threads}
+        ((nice, processors),) = scheduled()
+        assert len(threads) == 2 and nice == -20 and len(processors) == 1
+        # A class without a bound could keep all others from their processors.
+        assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_OTHER}
         rekindle.let_go("restore-complete")
         restore.end()
-        assert scheduled() == {(os.SCHED_OTHER, frozenset(os.sched_getaffinity(0)))}
+        assert scheduled() == {(os.getpriority(os.PRIO_PROCESS, 0), frozenset(os.sched_getaffinity(0)))}

@@ -91,6 +91,19 @@ def test_functions_that_fit_no_framework_image_have_none():
         assert not allows(**options), options
 
 
+def test_an_app_is_told_why_it_starts_without_its_image(installed, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "app.py"
+    file.write_text("import torch")
+    app, declaration = declared()
+    image = frameworks.name_of(app, declaration, frameworks.imported(file))
+    answers = {"images": {"images": [{"name": image, "problem": None}]}, "inspect": {"gpus": []}}
+    monkeypatch.setattr(frameworks.command, "ask", lambda what, *_: answers[what])
+    assert frameworks.base_for(app, declaration, file) == image and not capsys.readouterr().err
+    answers["inspect"] = {"gpus": [{"kind": "nvidia"}]}
+    assert frameworks.base_for(app, declaration, file) is None
+    assert f"starts without the framework image '{image}'" in capsys.readouterr().err
+
+
 def test_apps_that_share_contexts_start_from_images_that_have_used_no_gpu():
     of = lambda **options: declared(**options)[1]
     used, unused = {"gpus": [{"kind": "nvidia"}]}, {"gpus": []}

@@ -40,7 +40,12 @@ def base_for(app: App, declaration: Declaration, file: Path) -> str | None:
     is_there = any(row["name"] == image and row["problem"] is None for row in command.ask("images")["images"])
     if not is_there and not make(image, list(found), declaration):
         return None
-    return image if may_share(declaration, command.ask("inspect", image)) else None
+    if may_share(declaration, command.ask("inspect", image)):
+        return image
+    say(
+        f"warning: the app starts without the framework image {image!r}: importing these has used a GPU, and functions that share contexts do not begin so"
+    )
+    return None
 
 
 def allows(declaration: Declaration) -> bool:

@@ -46,9 +46,11 @@ impl Client {
         Ok(is(!has_room, "there is no room for a copy of all that it has"))
     }
 
-    /// Whether what there is no room to copy may be written from where it lies while the program runs.
+    /// Whether what there is no room to copy may be written from where it lies while the program runs: not where another process,
+    /// whose requests nobody sees here, may write to it.
     pub(crate) fn may_be_guarded(&self) -> bool {
-        !self.writes_unnamed && !tuning::is(tuning::GUARD, "off") && !self.has_unmapped_memory()
+        let has_strangers = self.writes_unnamed || self.ipc.is_used();
+        !has_strangers && !tuning::is(tuning::GUARD, "off") && !self.has_unmapped_memory()
     }
 
     /// Addresses, and bytes.
