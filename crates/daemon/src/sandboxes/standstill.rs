@@ -104,7 +104,8 @@ fn together<'a>(
     std::thread::scope(|scope| {
         let come = |at: usize, come: Box<dyn FnOnce() -> Result<QuiesceBarrier<'a>> + Send + 'a>| {
             let sender = sender.clone();
-            scope.spawn(move || sender.send((at, come())));
+            // Whoever receives is there until all have come.
+            scope.spawn(move || drop(sender.send((at, come()))));
         };
         for (at, worker) in workers.iter().copied().enumerate() {
             come(at, Box::new(move || QuiesceBarrier::begin(sandbox, worker, contents)));
