@@ -47,6 +47,10 @@ again:
 \0"""
 
 
+# Of the first, seconds: what it prints is to be read as fast as that.
+PACE = 0.01
+
+
 class Meeting:
     def __init__(self, number, count, flags):
         self.cuda, self.number, self.count = Cuda(), number, count
@@ -76,6 +80,7 @@ def first(count):
         meeting.step(step)
         cuda.step(numbers, 3)
         os.write(1, f"{step} {cuda.hash(numbers)}\n".encode())
+        time.sleep(PACE)
 
 
 def other(number, count, handle):
