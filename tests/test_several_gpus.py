@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from rekindle import CommandError
+from test_ipc import Scene
 
 PROGRAM = Path(__file__).parent / "several_gpus/two.py"
+MEET = PROGRAM.with_name("meet.py")
 FEATURES = Path(__file__).parent / "features"
 TWO = "emulated:devices=2"
 
@@ -84,3 +86,20 @@ for device in range(2):
 def test_a_fault_of_one_gpu_is_not_the_other_ones(rekindle):
     rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", FAULTY, FEATURES)
     assert rekindle.wait_end("program") == ["ready", "CUDA_SUCCESS", "CUDA_ERROR_ILLEGAL_ADDRESS"]
+
+
+@pytest.mark.parametrize("late", ["0", "0.05"])
+@pytest.mark.parametrize("threads", ["one", "each"])
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_gpus_whose_kernels_wait_for_each_other_come_to_a_stand(rekindle, gpus, threads, late):
+    scene = Scene(rekindle, gpus, MEET, gpu=f"emulated:devices={gpus}")
+    scene.begin("a", "--env", f"MEET_LATE={late}", "--env", f"MEET_THREADS={threads}")
+    for number in range(6):
+        rekindle("checkpoint", "a", "--to", f"going-{number}", "--leave-running", limit=20)
+        scene.goes_on("a")
+    rekindle("checkpoint", "a", "--to", "stopped", "--stop", limit=20)
+    before = scene.steps("a")
+    for image in ("going-5", "stopped"):
+        rekindle("restore", image, "--name", f"from-{image}", "--gpu", scene.gpu, "-d")
+        scene.goes_on(f"from-{image}")
+    assert scene.steps("from-stopped")[0] == before[-1] + 1

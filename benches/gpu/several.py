@@ -9,7 +9,7 @@ from correctness import ended
 from programs import steps_of, steps_program, wait_for
 from rekindle import Rekindle
 
-PROGRAMS = ["separate-two-large", "copy-two", "copy-two-large", "split-two", "nccl-threads", "nccl-processes"]
+PROGRAMS = ["separate-two-large", "copy-two", "copy-two-large", "split-two", "nccl-threads", "jax-two", "nccl-processes"]
 GPUS, SWAPPED = "nvidia:0,1", "nvidia:1,0"
 STEPS, PAUSE, AT, LIMIT = 12, 0.5, 4, 150
 # Of what is left of a program that has its GPU memory back.

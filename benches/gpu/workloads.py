@@ -9,11 +9,11 @@
 Weights are random but seeded; what is measured does not depend on them.
 """
 
-import atexit
 import itertools
 import os
 import sys
 
+import collectives  # noqa: F401
 import loops  # noqa: F401
 from registry import WORKLOADS, torch_module, workload
 from running import WARM_UP, main
@@ -292,60 +292,6 @@ def split_two():
         loss.backward()
         optimizer.step()
         return loss
-
-    return step
-
-
-@workload("nccl-threads", NCCL_NVLS_ENABLE="0")
-def nccl_threads():
-    """NCCL between two GPUs of one process."""
-    torch = torch_module()
-    from torch.cuda import nccl
-
-    given = [torch.full((1 << 20,), float(n + 1), device=f"cuda:{n}") for n in range(2)]
-
-    def step(i):
-        both = [one.clone() for one in given]
-        nccl.all_reduce(both)
-        return torch.cat([one.cpu() for one in both]).numpy()
-
-    return step
-
-
-@workload("nccl-processes", NCCL_NVLS_ENABLE="0")
-def nccl_processes():
-    """NCCL between two processes with a GPU each, as `torchrun` starts them; they find each other by a file."""
-    torch = torch_module()
-    import tempfile
-
-    directory = tempfile.mkdtemp()
-    read, write = os.pipe()
-    rank = 0 if os.fork() else 1
-    os.close(write if rank else read)
-    torch.cuda.set_device(rank)
-    store = torch.distributed.FileStore(f"{directory}/store", 2)
-    torch.distributed.init_process_group("nccl", store=store, rank=rank, world_size=2)
-    given = torch.full((1 << 20,), float(rank + 1), device="cuda")
-
-    def reduced():
-        x = given.clone()
-        torch.distributed.all_reduce(x)
-        return x.cpu().numpy()
-
-    while rank:
-        if not os.read(read, 1):
-            torch.distributed.destroy_process_group()
-            os._exit(0)
-        reduced()
-
-    @atexit.register
-    def end():
-        os.close(write)
-        torch.distributed.destroy_process_group()
-
-    def step(i):
-        os.write(write, b"x")
-        return reduced()
 
     return step
 

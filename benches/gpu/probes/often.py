@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs that are imaged all the time while they go on: whether all of them live, and how many images came behind enqueued work.
 
-    benches/gpu/probes/often.py --out FILE [--gpu nvidia:0,1] [--bin DIR] [--workload split-two] [--programs 6] [--seconds 28] [--tuning WORDS]
+    benches/gpu/probes/often.py --out FILE [--gpu nvidia:0,1] [--bin DIR] [--workload split-two] [--ahead 64] [--programs 6] [--seconds 28] [--tuning WORDS]
 
 With `--tuning gpu.moment=off,gpu.shadow=check` programs are stopped whatever their GPUs have to do, and each image is compared with what
 memory held.
@@ -21,17 +21,14 @@ sys.path[:0] = [str(HERE.parents[2] / "tests"), str(HERE.parent)]
 from programs import python_program, wait_for  # noqa: E402
 from rekindle import CommandError, Rekindle  # noqa: E402
 
-# Steps that the GPUs always have before them.
-AHEAD = 64
-
 
 def steps(file):
     return file.read_text().count("\n") if file.exists() else 0
 
 
 def taken(rekindle, name, until):
-    """How many images there were, and of them behind work, and begun again."""
-    row = {"images": 0, "behind": 0, "again": 0}
+    """How many images there were, and of them behind work, and begun again; and how long each had the program stand still."""
+    row = {"images": 0, "behind": 0, "again": 0, "stopped_ms": []}
     while time.monotonic() < until:
         image = f"{name}-{row['images']}"
         try:
@@ -40,6 +37,7 @@ def taken(rekindle, name, until):
             return row | {"error": str(error)[-400:]}
         phases = [phase["name"] for phase in report["phases"]]
         row["images"] += 1
+        row["stopped_ms"].append(report["stopped_us"] / 1e3)
         row["behind"] += "the program's work" in phases and "waited" not in report
         row["again"] += phases.count("freeze") > 1
         rekindle("rmi", image)
@@ -52,6 +50,7 @@ def main():
     parser.add_argument("--gpu", default="nvidia:0,1")
     parser.add_argument("--bin", type=Path)
     parser.add_argument("--workload", default="split-two")
+    parser.add_argument("--ahead", type=int, default=64, help="steps that the GPUs always have before them; 0: what the program asks for by itself")
     parser.add_argument("--programs", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=28)
     parser.add_argument("--tuning", default="gpu.moment=off")
@@ -62,7 +61,7 @@ def main():
     ):
         files = {f"program-{number}": Path(directory) / str(number) for number in range(given.programs)}
         for name, file in files.items():
-            rekindle.run(name, *python_program(given.workload, "--train", file, "--ahead", AHEAD))
+            rekindle.run(name, *python_program(given.workload, "--train", file, "--ahead", given.ahead))
         wait_for(lambda: all(map(steps, files.values())), 120, "the first step of each")
         rows, until = {}, time.monotonic() + given.seconds
         take = lambda name: rows.__setitem__(name, taken(rekindle, name, until))

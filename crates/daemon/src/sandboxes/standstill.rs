@@ -8,8 +8,7 @@
 //!
 //! Kernels of one process may wait for those of another, as collectives do. If one was stopped before it had launched its own,
 //! the other's GPU work does not end. So while some stand and others do not, those that stand make a call more in each of their
-//! threads, and then some more, until what the others wait for was launched. In between they wait longer and longer, for work that
-//! does end by itself.
+//! threads, and then some more, until what the others wait for was launched ([`Rounds`]).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,6 +17,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::rounds::Rounds;
 use rekindle_protocol::worker::Contents;
 use rekindle_store::{Draft, Part};
 
@@ -27,13 +27,8 @@ use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::timeline::Timeline;
 use crate::workers::{Worker, gpu_half};
 
-/// So long those that stand wait for the others at first, and then.
-const FIRST_PATIENCE: Duration = Duration::from_millis(50);
-const PATIENCE: Duration = Duration::from_millis(5);
-/// How much longer they wait in each round, and how many more calls each of their threads makes.
-const LONGER: f32 = 1.15;
-const MORE_CALLS: f32 = 1.3;
-const MOST_CALLS: f32 = 1000.0;
+/// How long those that stand wait for the others at first.
+const PATIENCE: Duration = Duration::from_millis(50);
 /// For so long there are rounds.
 const TOGETHER_LIMIT: Duration = Duration::from_secs(30);
 
@@ -112,9 +107,9 @@ fn together<'a>(
         }
         let mut standing: BTreeMap<usize, QuiesceBarrier<'_>> = BTreeMap::new();
         let (mut coming, mut failure) = (workers.len(), None);
-        let (mut patience, mut rounds) = (FIRST_PATIENCE, 0);
+        let mut rounds = Rounds::new(PATIENCE);
         while coming > 0 {
-            match arrivals.recv_timeout(patience) {
+            match arrivals.recv_timeout(rounds.patience()) {
                 Ok((at, begun)) => {
                     coming -= 1;
                     match begun {
@@ -125,13 +120,11 @@ fn together<'a>(
                 // What has failed, or takes too long, is waited for as it is.
                 Err(_) if failure.is_some() || began.elapsed() > TOGETHER_LIMIT => {}
                 Err(_) => {
-                    let calls = MORE_CALLS.powi(rounds).min(MOST_CALLS) as u32;
+                    let calls = rounds.begin();
                     for (at, barrier) in std::mem::take(&mut standing) {
                         coming += 1;
                         come(at, Box::new(move || barrier.step(contents, calls)));
                     }
-                    patience = PATIENCE.mul_f32(LONGER.powi(rounds));
-                    rounds += 1;
                 }
             }
         }

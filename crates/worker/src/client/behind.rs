@@ -27,11 +27,7 @@ impl Client {
         let is = |found: bool, why| found.then_some(why);
         let pinned = self.pinned_bytes();
         let is_unknown = pinned > 0 && !self.pinned_is_followed;
-        let why = None
-            .or_else(|| {
-                is(self.keeps_back(), "it has several GPUs, and copies wait for their turn on the link")
-            })
-            .or_else(|| is(self.has_freed_memory(), "it has freed memory that is to be given back"))
+        let why = is(self.has_freed_memory(), "it has freed memory that is to be given back")
             .or_else(|| is(self.has_unmapped_memory(), "it has memory that is not mapped"))
             .or_else(|| is(self.loses_globals(), "code of it had to be loaded whole, with globals"))
             .or_else(|| is(is_unknown, "nobody follows what it writes to its pinned memory"))
@@ -113,12 +109,6 @@ impl Client {
             self.context_mut(device)?.legacy_busy = true;
         }
         Ok(())
-    }
-
-    /// Whether one of several GPUs was not given all of its work yet: the others cannot be told to wait for that.
-    fn keeps_back(&self) -> bool {
-        let mut views = self.contexts.iter().flatten().filter_map(|context| context.gpu.view.as_ref());
-        self.open_devices().count() > 1 && views.any(|view| view.keeps_back())
     }
 
     fn has_freed_memory(&self) -> bool {

@@ -9,6 +9,18 @@ impl Client {
         self.waits_for_values || self.calls_in_graphs || self.link.has_calls()
     }
 
+    pub(crate) fn has_several_gpus(&self) -> bool {
+        self.open_devices().count() > 1
+    }
+
+    /// Why an image is taken when all work has ended, if it is: a copy behind the work of all GPUs, which what the program asks for
+    /// next comes behind, would never be made where a kernel waits for one that was not launched yet.
+    pub(crate) fn why_work_ends_first(&self) -> Option<&'static str> {
+        let is = |found: bool, why| found.then_some(why);
+        is(self.ipc.is_used(), "it has memory or events that other processes have too")
+            .or_else(|| is(self.has_several_gpus(), "it has several GPUs, whose work may wait for each other's"))
+    }
+
     /// True when no device has work under way; then all of them have also been synchronised.
     pub(crate) fn settle(&mut self) -> Result<bool, DispatchError> {
         if !self.recordings.is_empty() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::client::{
     Quiesced, RELEASING_CLIENT_VERSION, STEPPING_CLIENT_VERSION, TELLING_CLIENT_VERSION, ToClient,
 };
+use rekindle_protocol::rounds::Rounds;
 use rekindle_protocol::tuning;
 use rekindle_protocol::worker::{Contents, WorkWait};
 
@@ -21,6 +22,11 @@ const RESUME_LIMIT: Duration = Duration::from_secs(10);
 const STAND_LIMIT: Duration = Duration::from_secs(30);
 /// How long a client goes on for a call that it cannot make alone.
 const MOMENT: Duration = Duration::from_micros(500);
+/// How long work on one GPU, and on several, is waited for before the program makes some calls more, for which that may wait.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE_FOR_SEVERAL: Duration = Duration::from_millis(50);
+/// The least time that work has to end in, however late its program stopped.
+const LEAST_LEFT: Duration = Duration::from_millis(100);
 /// A wait for the GPU that took less is none.
 const WAIT: Duration = Duration::from_millis(1);
 /// How long a client may take to say what is unused. An estimate is not worth more.
@@ -50,11 +56,11 @@ impl Control {
             let blocks = blocks.or_else(|| image::blocks(&dispatcher.client, contents));
             dispatcher.expect_stop(blocks);
         });
-        let shares = self.shares()?;
+        let shares = self.remote.ask(|dispatcher| dispatcher.client.ipc.is_used())?;
         // Where it shares memory, others may use what its own allocator has free.
         let unused = contents != Contents::Left && !shares && !tuning::is(tuning::UNUSED, "keep");
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64, unused };
-        self.stop((asked, began, limit), (contents, shares))
+        self.stop((asked, began, limit), contents)
     }
 
     /// A program that stands still makes some calls more, so many in each thread, and stands still again. A client that does not
@@ -79,52 +85,71 @@ impl Control {
         self.undone = None;
         self.remote.run(Dispatcher::step);
         let asked = ToClient::Step { calls, limit_ms: limit.as_millis() as u64 };
-        let shares = self.shares()?;
-        self.stop((asked, began, limit), (contents, shares))
+        self.stop((asked, began, limit), contents)
     }
 
-    /// Whether another process's work may be under way on memory that is saved here.
-    fn shares(&self) -> Result<bool, ControlError> {
-        Ok(self.remote.ask(|dispatcher| dispatcher.client.ipc.is_used())?)
-    }
-
-    /// Asks the client to stop, and waits for what is under way by then.
+    /// Asks the client to stop, and waits for what is under way by then. Where that does not end, the client makes some calls more:
+    /// kernels may wait for others that were not launched yet.
     fn stop(
         &mut self,
-        (asked, began, limit): (ToClient, Instant, Duration),
-        (contents, shares): (Contents, bool),
+        (mut asked, began, limit): (ToClient, Instant, Duration),
+        contents: Contents,
     ) -> Result<Quiesced, ControlError> {
-        let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
+        let (several, reason) = self.remote.ask(|dispatcher| {
+            let client = &dispatcher.client;
+            (client.has_several_gpus(), client.why_work_ends_first())
+        })?;
+        let once = "its work did not end the last time that it stood still";
+        let reason = reason.or(self.waits_for_work.then_some(once));
+        let beside = contents == Contents::Shadowed && reason.is_none();
+        let wanted = if beside { QuiesceLevel::Requests } else { QuiesceLevel::Work };
+        let mut rounds = Rounds::new(if several { PATIENCE_FOR_SEVERAL } else { PATIENCE });
+        let mut since = None;
+        let stopped = loop {
+            let quiesced = match self.halt(&asked, limit) {
+                Ok(quiesced) => quiesced,
+                Err(error) => break Err(error),
+            };
+            since.get_or_insert_with(Instant::now);
+            let left = limit.saturating_sub(began.elapsed()).max(LEAST_LEFT);
+            let steps = quiesced.version >= STEPPING_CLIENT_VERSION && left > LEAST_LEFT;
+            let patience = if steps { left.min(rounds.patience()) } else { left };
+            match self.remote.drain(wanted, patience) {
+                Ok(rest) => break Ok((quiesced, rest)),
+                Err(DispatchError::Working { .. }) if steps => {
+                    self.remote.run(Dispatcher::step);
+                    asked = ToClient::Step { calls: rounds.begin(), limit_ms: limit.as_millis() as u64 };
+                }
+                Err(DispatchError::Working { .. }) => break Err(DispatchError::Working { limit }.into()),
+                Err(error) => break Err(error.into()),
+            }
+        };
+        let (quiesced, rest) = stopped.inspect_err(|_| self.let_go())?;
+        if rest.level == QuiesceLevel::Requests {
+            self.undone = Some(limit);
+        } else if let Some(since) = since.filter(|_| contents == Contents::Shadowed) {
+            self.note_wait(since, reason.or(rest.why));
+        }
+        Ok(quiesced)
+    }
+
+    /// Asks the client to stop, and keeps what it says of itself.
+    fn halt(&self, asked: &ToClient, limit: Duration) -> Result<Quiesced, ControlError> {
+        let answer = self.link.ask(asked, limit + ANSWER_SLACK, |answer| match answer {
             Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
             Answer::Busy(reason) => Some(Err(ControlError::Busy(reason))),
             _ => None,
         });
-        let stopped = answer.map_err(ControlError::from).flatten();
-        let drained = stopped.and_then(|mut quiesced| {
-            let driver_attached = quiesced.driver_attached;
-            let uncollected = std::mem::take(&mut quiesced.uncollected);
-            let unused = std::mem::take(&mut quiesced.unused);
-            self.remote.run(move |dispatcher| {
-                dispatcher.client.driver_attached = driver_attached;
-                dispatcher.client.uncollected = uncollected;
-                dispatcher.client.unused = Unused::new(unused);
-            });
-            let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
-            let beside = contents == Contents::Shadowed && !self.waits_for_work && !shares;
-            let wanted = if beside { QuiesceLevel::Requests } else { QuiesceLevel::Work };
-            let since = Instant::now();
-            let rest = self.remote.drain(wanted, left)?;
-            if rest.level == QuiesceLevel::Requests {
-                self.undone = Some(limit);
-            } else if contents == Contents::Shadowed {
-                let shares = shares.then_some("it has memory or events that other processes have too");
-                let once = "its work did not end the last time that it stood still";
-                let once = self.waits_for_work.then_some(once);
-                self.note_wait(since, shares.or(once).or(rest.why));
-            }
-            Ok(quiesced)
+        let mut quiesced = answer.map_err(ControlError::from).flatten()?;
+        let driver_attached = quiesced.driver_attached;
+        let uncollected = std::mem::take(&mut quiesced.uncollected);
+        let unused = std::mem::take(&mut quiesced.unused);
+        self.remote.run(move |dispatcher| {
+            dispatcher.client.driver_attached = driver_attached;
+            dispatcher.client.uncollected = uncollected;
+            dispatcher.client.unused = Unused::new(unused);
         });
-        drained.inspect_err(|_| self.let_go())
+        Ok(quiesced)
     }
 
     /// Has a half that was restored stand still without its client, which sleeps.

@@ -112,7 +112,10 @@ impl Dispatcher {
             _ => Err(DispatchError::Working { limit }),
         };
         let Some(QuiesceState { blocks, drain: Some(drain) }) = self.stopping.take() else { return };
-        if result.is_ok() {
+        if matches!(result, Err(DispatchError::Working { .. })) {
+            // It may end once the program has made a step.
+            self.stopping = Some(QuiesceState { blocks, drain: None });
+        } else if result.is_ok() {
             let shared = match replace(&mut self.activity, Activity::Running) {
                 Activity::Sharing(shared) => Some(shared),
                 _ => None,

@@ -252,12 +252,6 @@ impl ClientDevice {
         self.try_move();
     }
 
-    /// Whether its streams were given something that waits for its turn on the link.
-    pub(crate) fn keeps_back(&self) -> bool {
-        let state = self.lanes.state();
-        !state.queues.is_issued(state.queues.last(), None)
-    }
-
     pub(super) fn work_sign(&self) -> &WorkSign {
         &self.work_sign
     }
