@@ -6,13 +6,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use rekindle_cuda::types::ContextParams;
 use rekindle_cuda::{
     CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY,
 };
 use rekindle_protocol::operation::{ContextOpen, ContextReset, Id, LEGACY_STREAM, PER_THREAD_STREAM};
 
-use crate::abi::{Handle, Out, Result};
+use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::green::Green;
 use crate::{arena, genuine, lane, memory, session, stream, texture, thread};
@@ -193,6 +194,11 @@ pub fn given_or_current(handle: Handle) -> Result<&'static Context> {
     if handle.is_null() { current() } else { find(handle) }
 }
 
+/// Multiprocessors that a context is to have are MPS's to give.
+fn without_affinities(count: i32) -> Result<()> {
+    if count == 0 { Ok(()) } else { Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY) }
+}
+
 fn create(out: Out<Handle>, flags: u32, device: i32) -> Result<()> {
     out.check()?;
     let number = u8::try_from(device).map_err(|_| CUDA_ERROR_INVALID_DEVICE)?;
@@ -289,14 +295,16 @@ exports! {
 
     call fn cuCtxCreate_v2(out: Out<Handle>, flags: u32, device: i32) { create(out, flags, device) }
     call fn cuCtxCreate_v3(out: Out<Handle>, _affinity: Handle, affinities: i32, flags: u32, device: i32) {
-        if affinities != 0 {
-            return Err(rekindle_cuda::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
-        }
+        without_affinities(affinities)?;
         create(out, flags, device)
     }
-    call fn cuCtxCreate_v4(out: Out<Handle>, parameters: Handle, flags: u32, device: i32) {
+    call fn cuCtxCreate_v4(out: Out<Handle>, parameters: In<ContextParams>, flags: u32, device: i32) {
         if !parameters.is_null() {
-            return Err(rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED);
+            let given = parameters.get()?;
+            without_affinities(given.affinity_count)?;
+            if !given.graphics.is_null() {
+                return Err(rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED);
+            }
         }
         create(out, flags, device)
     }

@@ -183,6 +183,16 @@ pub struct MemsetNodeParams {
     pub height: usize,
 }
 
+/// `CUctxCreateParams`: what a context is to have beyond the ordinary, nothing where all is zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ContextParams {
+    pub affinities: *mut c_void,
+    pub affinity_count: i32,
+    /// Of a context for graphics.
+    pub graphics: *mut c_void,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GraphInstantiateParams {

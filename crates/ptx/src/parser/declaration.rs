@@ -79,8 +79,10 @@ impl Parser<'_> {
         align: Option<u32>,
     ) -> Result<Variable, Error> {
         let line = self.line();
-        let name = self.word()?.to_owned();
+        let word = self.word()?;
+        let name = word.to_owned();
         let element = u64::from(ty.bytes()) * u64::from(vector);
+        self.elements.insert(word, element);
         let mut count: u64 = 1;
         let mut unsized_array = false;
         let too_large = || Error::syntax(line, format!("`{name}` is too large"));

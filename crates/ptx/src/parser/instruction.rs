@@ -111,6 +111,13 @@ impl Parser<'_> {
         if matches!(self.peek(), Token::Symbol('+' | '-')) {
             return Ok(Operand::Offset(name.to_owned(), self.addend()?));
         }
+        // The address of an element of an array: `a[3]`.
+        if let Some(bytes) = self.elements.get(name).copied().filter(|_| *self.peek() == Token::Symbol('[')) {
+            self.at += 1;
+            let index = self.signed_integer()?;
+            self.expect(']')?;
+            return Ok(Operand::Offset(name.to_owned(), index.wrapping_mul(bytes as i64)));
+        }
         Ok(Operand::Name(name.to_owned()))
     }
 }

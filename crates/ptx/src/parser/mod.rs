@@ -6,6 +6,8 @@ mod instruction;
 
 pub(crate) use initializer::float_bits;
 
+use std::collections::HashMap;
+
 use crate::Error;
 use crate::ast::{Ast, Directives, Function, Linkage, Statement};
 use crate::lexer::{Lexer, Spanned, Token};
@@ -15,13 +17,15 @@ const MAX_NESTING: u32 = 64;
 
 pub(crate) fn parse(source: &str) -> Result<Ast, Error> {
     let tokens = Lexer::tokens(source)?;
-    Parser { tokens, at: 0, nesting: 0 }.module()
+    Parser { tokens, at: 0, nesting: 0, elements: HashMap::new() }.module()
 }
 
 pub(super) struct Parser<'a> {
     tokens: Vec<Spanned<'a>>,
     at: usize,
     nesting: u32,
+    /// Bytes of an element of each variable that was declared, by its name.
+    elements: HashMap<&'a str, u64>,
 }
 
 impl<'a> Parser<'a> {

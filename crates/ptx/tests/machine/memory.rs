@@ -57,6 +57,20 @@ fn generic_addresses_of_shared_and_local_memory() {
 }
 
 #[test]
+fn addresses_of_elements_of_arrays() {
+    let module = kernel(
+        1,
+        "",
+        ".shared .align 8 .b64 s[4]; .local .align 4 .b8 l[16];
+         mov.u64 %d1, s[0]; mov.u64 %d2, s[3]; sub.u64 %d2, %d2, %d1; mov.u64 %d3, l[5]; mov.u64 %d4, l; sub.u64 %d3, %d3, %d4;
+         st.global.u64 [%p0], %d2; st.global.u64 [%p0+8], %d3;",
+    );
+    let memory = Memory::new(4096);
+    Run::shape(1, 1).go(&module, "k", &[memory.start]);
+    assert_eq!(memory.get::<u64>(0, 2), [24, 5]);
+}
+
+#[test]
 fn clusters_share_their_memory() {
     let module = kernel(
         1,

@@ -17,8 +17,9 @@ impl Client {
     /// next comes behind, would never be made where a kernel waits for one that was not launched yet.
     pub(crate) fn why_work_ends_first(&self) -> Option<&'static str> {
         let is = |found: bool, why| found.then_some(why);
-        is(self.ipc.is_used(), "it has memory or events that other processes have too")
-            .or_else(|| is(self.has_several_gpus(), "it has several GPUs, whose work may wait for each other's"))
+        is(self.ipc.is_used(), "it has memory or events that other processes have too").or_else(|| {
+            is(self.has_several_gpus(), "it has several GPUs, whose work may wait for each other's")
+        })
     }
 
     /// True when no device has work under way; then all of them have also been synchronised.
