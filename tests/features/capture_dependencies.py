@@ -36,6 +36,13 @@ def setup():
     call("cuMemcpyDtoDAsync", b, a, 4, stream)
     _, (third,) = under_way()
     call("cuStreamUpdateCaptureDependencies", stream, [second], [driver.CUgraphEdgeData()], 1, 0)
+    # What there is by now is looked at before the capture ends, as by programs that join all that they have forked.
+    nodes, found = call("cuGraphGetNodes", of, 16)
+    assert [int(node) for node in nodes[:found]] == [int(node) for node in (first, second, third)]
+    assert [int(call("cuGraphNodeGetType", node)) for node in nodes[:found]] == [0, 0, 1]
+    behind = [call("cuGraphNodeGetDependentNodes", node, 4) for node in nodes[:found]]
+    behind = [sorted(int(node) for node in found[: answer[-1]]) for found, *answer in behind]
+    assert behind == [sorted([int(second), int(third)]), [], []]
     # A node added by hand, behind which the capture goes on.
     added = call("cuGraphAddEmptyNode", of, [second, third], 2)
     call("cuStreamUpdateCaptureDependencies", stream, [added], [driver.CUgraphEdgeData()], 1, 1)

@@ -11,7 +11,7 @@ use rekindle_cuda::{
 };
 use rekindle_protocol::operation::{
     CaptureAdd, CaptureAddBehind, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto,
-    CaptureEndsOf, CaptureStatus, NodeAction,
+    CaptureEndsOf, CaptureStatus, CaptureTopology, NodeAction, NodeFound,
 };
 
 use crate::abi::{Handle, In, Out, Result};
@@ -140,7 +140,7 @@ pub fn note_memory(capture: u64, node: MemoryNode) {
     gather(capture, |gathered| gathered.memory.push(node));
 }
 
-/// The handle of the graph of a capture under way, with which nothing can be done before the capture ends.
+/// The handle of the graph of a capture under way: until that ends, nodes are added to it and looked at.
 fn graph_of(capture: u64, target: StreamTarget) -> Result<Handle> {
     let mut unfinished = unfinished();
     let unfinished = unfinished.get_or_insert_default();
@@ -164,6 +164,19 @@ fn capture_into(graph: Handle) -> Result<(u64, StreamTarget)> {
 pub fn know_nodes(graph: Handle) -> Result<()> {
     let (capture, target) = capture_into(graph)?;
     next_after(target, capture).map(drop)
+}
+
+/// The nodes that a capture under way into a graph has made by now, from this number on.
+pub fn nodes_of(graph: Handle, from: u32) -> Result<Vec<Option<NodeFound>>> {
+    let (_, StreamTarget { device, id: stream }) = capture_into(graph)?;
+    let mut nodes = Vec::new();
+    loop {
+        let found = lane::ask(&CaptureTopology { device, stream, from: from + nodes.len() as u32 })?;
+        if found.is_empty() {
+            return Ok(nodes);
+        }
+        nodes.extend(found);
+    }
 }
 
 /// Adds a node to the graph of a capture under way, all of whose nodes have handles, behind nodes of it: its number.

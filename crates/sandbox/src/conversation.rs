@@ -319,7 +319,7 @@ const OLD_CRIU: &str = "the program has an internet socket, which needs CRIU 4.2
     (`scripts/criu` in Rekindle's sources sets it up; `make install` puts it into an installation)";
 
 /// What CRIU says of what it cannot take, and what that means.
-const EXPLAINED: [(&str, &str); 3] = [
+const EXPLAINED: [(&str, &str); 4] = [
     (NO_PASSCRED, OLD_CRIU),
     (
         "Can't get rlimit",
@@ -329,6 +329,11 @@ const EXPLAINED: [(&str, &str); 3] = [
     (
         "unix: External socket is used",
         "the program has a Unix socket to a process outside of it; close that, or have the other process in the program's tree",
+    ),
+    (
+        "handle_device_vma plugin failed",
+        "the program has memory of a device mapped, as what uses a GPU past CUDA does (OpenCL, Vulkan, video); have it do \
+         without",
     ),
 ];
 
@@ -382,6 +387,9 @@ mod tests {
         fs::write(&log, "(00.1) Error (criu/sk-unix.c:1): unix: External socket is used. Consider\n")
             .unwrap();
         assert!(cause(&log, None).ends_with("in the program's tree"));
+        let device = "(00.1) Error (criu/proc_parse.c:1): handle_device_vma plugin failed: No such file or directory\n";
+        fs::write(&log, device).unwrap();
+        assert!(cause(&log, None).ends_with("(OpenCL, Vulkan, video); have it do without"));
         fs::write(&log, "(00.2) Error (compel/x.c:1): Unable to detach 1000: No such process\n").unwrap();
         assert!(cause(&log, None).ends_with("; process 1000 ended while CRIU held it"));
     }

@@ -59,7 +59,7 @@ fn edges(
 fn before(node: Handle, nodes: Out<Handle>, data: Out<GraphEdgeData>, count: Out<usize>) -> Result<()> {
     let node = arena::get::<Node>(node)?;
     let graph = arena::get::<Graph>(node.graph)?;
-    graph.refresh(node.graph)?;
+    graph.look(node.graph)?;
     let found = {
         let state = graph.state();
         let after = &state.entry(node.number)?.after;
@@ -85,7 +85,7 @@ fn behind(node: Handle, nodes: Out<Handle>, data: Out<GraphEdgeData>, count: Out
 pub(super) fn kind(node: Handle) -> Result<u32> {
     let node = arena::get::<Node>(node)?;
     let graph = arena::get::<Graph>(node.graph)?;
-    graph.refresh(node.graph)?;
+    graph.look(node.graph)?;
     let state = graph.state();
     state.entry(node.number).map(|entry| entry.kind)
 }

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN};
-use rekindle_protocol::operation::{GraphCreate, GraphDestroy, GraphTopology, Id};
+use rekindle_protocol::operation::{GraphCreate, GraphDestroy, GraphTopology, Id, NodeFound};
 
 use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
-use crate::{context, lane};
+use crate::{capture, context, lane, session};
 
 pub use add::check_edges;
 use memory::MemoryNode;
@@ -54,6 +54,8 @@ struct State {
     conditions: HashMap<u64, Option<u32>>,
     /// Of a graph that has one instance at a time: what that holds.
     instance: Weak<()>,
+    /// How many requests there had been of the program when the nodes of a capture under way were last looked at.
+    looked_at: Option<u64>,
 }
 
 /// Where a graph's nodes come from.
@@ -63,7 +65,7 @@ enum Origin {
     Program,
     /// The worker knows of more, or more of those from this number on.
     Worker(usize),
-    /// A capture into it is under way, and it had so many before: nothing can be done with it.
+    /// A capture into it is under way, and it had so many before: nodes can be added, and looked at.
     Unfinished(usize),
 }
 
@@ -123,6 +125,7 @@ fn insert_as(
         inside: HashMap::new(),
         conditions: HashMap::new(),
         instance: Weak::new(),
+        looked_at: None,
     };
     arena::insert(Graph { id, device, state: Mutex::new(state), original })
 }
@@ -250,16 +253,7 @@ impl Graph {
                 break;
             }
             for node in found {
-                let known = state.nodes.get(next).and_then(Option::as_ref).map(|entry| entry.handle);
-                let entry = match (node, known) {
-                    (None, _) => None,
-                    (Some(node), Some(handle)) => Some(Entry { handle, kind: node.kind, after: node.after }),
-                    (Some(node), None) => Some(self.entry(own, next as u32, node.kind, node.after)?),
-                };
-                match state.nodes.get_mut(next) {
-                    Some(place) => *place = entry,
-                    None => state.nodes.push(entry),
-                }
+                self.found(own, &mut state, next, node)?;
                 next += 1;
             }
         }
@@ -267,9 +261,40 @@ impl Graph {
         Ok(())
     }
 
+    /// Notes what the worker says of the node of this number, or that there is none any more. One that has a handle keeps it.
+    fn found(&self, own: Handle, state: &mut State, number: usize, node: Option<NodeFound>) -> Result<()> {
+        let known = state.nodes.get(number).and_then(Option::as_ref).map(|entry| entry.handle);
+        let entry = match (node, known) {
+            (None, _) => None,
+            (Some(node), Some(handle)) => Some(Entry { handle, kind: node.kind, after: node.after }),
+            (Some(node), None) => Some(self.entry(own, number as u32, node.kind, node.after)?),
+        };
+        match state.nodes.get_mut(number) {
+            Some(place) => *place = entry,
+            None => state.nodes.push(entry),
+        }
+        Ok(())
+    }
+
+    /// Has the list of nodes be whole for who looks at it: that of a capture under way as it is by now.
+    fn look(&self, own: Handle) -> Result<()> {
+        let Origin::Unfinished(before) = self.state().origin else { return self.refresh(own) };
+        let requests = || session::get().map(|session| session.board.tickets());
+        if self.state().looked_at == Some(requests()?) {
+            return Ok(());
+        }
+        let nodes = capture::nodes_of(own, before as u32)?;
+        let mut state = self.state();
+        for (number, node) in (before..).zip(nodes) {
+            self.found(own, &mut state, number, node)?;
+        }
+        state.looked_at = Some(requests()?);
+        Ok(())
+    }
+
     /// The nodes that there are, with their numbers.
     fn entries(&self, own: Handle) -> Result<Vec<(u32, Entry)>> {
-        self.refresh(own)?;
+        self.look(own)?;
         let state = self.state();
         let entries = state.nodes.iter().enumerate();
         Ok(entries.filter_map(|(number, entry)| Some((number as u32, entry.clone()?))).collect())

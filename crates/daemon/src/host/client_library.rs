@@ -21,8 +21,8 @@ use rekindle_store::{Draft, Encoding, Image, Part, PartKind};
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use crate::host::HostError;
 use crate::host::paths::{Paths, private_directory};
+use crate::host::{HostError, opencl};
 
 /// The names by which programs ask for the driver.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
@@ -193,6 +193,7 @@ pub fn add_to(environment: &mut Vec<(String, String)>, run_path: &str) {
     let directory = format!("{run_path}/{DIRECTORY}");
     prepend(environment, "LD_PRELOAD", &format!("{directory}/{}", NAMES[0]));
     prepend(environment, "LD_LIBRARY_PATH", &directory);
+    opencl::withhold(environment, &directory);
     environment.retain(|(name, _)| name != RUN_DIRECTORY);
     environment.push((RUN_DIRECTORY.to_string(), run_path.to_string()));
 }

@@ -10,6 +10,7 @@ pub mod gpu_usage;
 pub mod limits;
 pub mod lock;
 pub mod mounts;
+mod opencl;
 pub mod own_name;
 pub mod paths;
 pub mod private_socket;

@@ -332,6 +332,9 @@ operations! {
 
     /// A wait that gives way, for a stream that has as much to do as it takes to take more.
     sync stream_room StreamRoom { device: u8, stream: Id } -> bool;
+
+    /// As `graph_topology`, of what a capture under way on this stream has made by now.
+    sync capture_topology CaptureTopology { device: u8, stream: Id, from: u32 } -> Vec<Option<NodeFound>>;
 }
 
 #[cfg(test)]

@@ -121,7 +121,12 @@ impl Client {
         Ok((Some((handle, gpu.graph_nodes(handle)?)), recipe))
     }
 
-    fn recording(&mut self, origin: Origin, device: u8, stream: Id) -> Result<(&mut Recording, u64)> {
+    pub(super) fn recording(
+        &mut self,
+        origin: Origin,
+        device: u8,
+        stream: Id,
+    ) -> Result<(&mut Recording, u64)> {
         let (device, stream) = self.stream(origin, device, stream)?;
         let capture = self.context(device)?.device.capture(stream)?;
         let recording = self.recordings.get_mut(&capture.id).filter(|_| capture.status == ACTIVE);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::Result;
 use rekindle_protocol::operation::{
-    GraphClone, GraphEdges, GraphInside, GraphNode, GraphPut, GraphRemove, GraphTopology, Id, NodeAction,
-    NodeFound,
+    CaptureTopology, GraphClone, GraphEdges, GraphInside, GraphNode, GraphPut, GraphRemove, GraphTopology,
+    Id, NodeAction, NodeFound, Origin,
 };
 
 use super::{Client, GraphObject, GraphStep};
@@ -20,20 +20,35 @@ const ANSWERED: usize = 6000;
 /// A change of a graph's steps.
 type Change = Box<dyn FnOnce(&mut Vec<GraphStep>) -> Result<()>>;
 
+/// Steps from this one on, as many as an answer has place for.
+fn answered(steps: &[GraphStep], from: usize) -> Vec<Option<NodeFound>> {
+    let mut numbers = 0;
+    let found = steps.iter().skip(from).map_while(|step| {
+        numbers += 2 + step.before().len();
+        let is_first = numbers == 2 + step.before().len();
+        (is_first || numbers <= ANSWERED).then(|| match step {
+            GraphStep::Gone => None,
+            step => Some(NodeFound { kind: step.action().kind(), after: step.before().to_vec() }),
+        })
+    });
+    found.collect()
+}
+
 impl Client {
     pub(super) fn topology(&mut self, request: GraphTopology) -> Result<Vec<Option<NodeFound>>> {
         let recipe = &self.graphs.get(request.graph)?.recipe;
-        let mut numbers = 0;
-        let steps = recipe.unfolded();
-        let found = steps.iter().skip(request.from as usize).map_while(|step| {
-            numbers += 2 + step.before().len();
-            let is_first = numbers == 2 + step.before().len();
-            (is_first || numbers <= ANSWERED).then(|| match step {
-                GraphStep::Gone => None,
-                step => Some(NodeFound { kind: step.action().kind(), after: step.before().to_vec() }),
-            })
-        });
-        Ok(found.collect())
+        Ok(answered(&recipe.unfolded(), request.from as usize))
+    }
+
+    pub(super) fn topology_of_capture(
+        &mut self,
+        origin: Origin,
+        request: CaptureTopology,
+    ) -> Result<Vec<Option<NodeFound>>> {
+        let CaptureTopology { device, stream, from } = request;
+        let (recording, _) = self.recording(origin, device, stream)?;
+        let before = recording.next_number() - recording.nodes() as u32;
+        Ok(answered(&recording.unfold(), from.saturating_sub(before) as usize))
     }
 
     /// Asking for it makes a captured node one of its own.

@@ -520,6 +520,15 @@ impl Handler for Client {
         self.capture_ends_of(origin, request).into()
     }
 
+    fn capture_topology(
+        &mut self,
+        origin: Origin,
+        request: CaptureTopology,
+        _: No,
+    ) -> Answer<Vec<Option<NodeFound>>> {
+        self.topology_of_capture(origin, request).into()
+    }
+
     fn capture_depend(&mut self, origin: Origin, request: CaptureDepend, _: No) -> Answer<()> {
         self.depend_in_capture(origin, request).into()
     }
