@@ -10,7 +10,7 @@ use rekindle_protocol::operation::{IpcMemoryClose, MemoryFree, PhysicalUnmap};
 use crate::abi::{Handle, Result};
 use crate::{context, lane};
 
-use super::pinned;
+use super::{host_memory, pinned};
 
 /// What an address range is, and how it is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,10 @@ pub enum Purpose {
     Mapped {
         handle: Handle,
     },
+    /// One whose memory is the host's.
+    MappedHost {
+        handle: Handle,
+    },
     /// Another process's, opened by `cuIpcOpenMemHandle`.
     Imported,
     /// Another process's, from a pool of it.
@@ -44,6 +48,16 @@ pub enum Purpose {
     },
     /// A variable of a module.
     Global,
+}
+
+impl Purpose {
+    /// The handle of a mapping of the program's.
+    pub fn handle(&self) -> Option<Handle> {
+        match self {
+            Purpose::Mapped { handle } | Purpose::MappedHost { handle } => Some(*handle),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +163,7 @@ pub fn forget(which: impl Fn(&Allocation) -> bool) -> Result<()> {
         let _ = match allocation.purpose {
             Purpose::Device | Purpose::Pooled { .. } => lane::ask(&MemoryFree { device, address }),
             Purpose::Mapped { .. } => lane::ask(&PhysicalUnmap { address, bytes }),
+            Purpose::MappedHost { .. } => host_memory::unmap(address, bytes, false).map(drop),
             Purpose::Imported | Purpose::PoolImport { .. } => {
                 lane::ask(&IpcMemoryClose { device, address, all: true }).map(drop)
             }

@@ -1,6 +1,7 @@
 //! Memory that the program holds: the client's own map of it answers what is asked about pointers.
 
 mod allocate;
+mod host_memory;
 mod managed;
 mod map;
 mod pinned;

@@ -43,7 +43,10 @@ enum Value {
 }
 
 fn is_host(allocation: &Allocation) -> bool {
-    matches!(allocation.purpose, Purpose::Pinned { .. } | Purpose::Registered { .. })
+    matches!(
+        allocation.purpose,
+        Purpose::Pinned { .. } | Purpose::Registered { .. } | Purpose::MappedHost { .. }
+    )
 }
 
 fn value(which: u32, address: u64, allocation: &Allocation) -> Result<Value> {

@@ -21,8 +21,9 @@ use crate::arena::{self, Kind, Object};
 use crate::export::exports;
 use crate::refusal::rejected;
 use crate::shareable::{self, POSIX_DESCRIPTOR};
-use crate::{capture, context_state, device, lane, session};
+use crate::{capture, context, context_state, device, lane, session};
 
+use super::host_memory;
 use super::managed::HOST;
 use super::map::{self, Purpose};
 
@@ -33,6 +34,31 @@ struct Physical {
     properties: Properties,
     references: AtomicU32,
     released: AtomicBool,
+    /// Of the host's memory that is not mapped: its contents, where it had been mapped before.
+    kept: Mutex<Option<Vec<u8>>>,
+}
+
+impl Physical {
+    fn new(id: Id, device: u8, bytes: u64, properties: MemAllocationProp) -> Physical {
+        let (references, released) = (AtomicU32::new(1), AtomicBool::new(false));
+        Physical {
+            id,
+            device,
+            bytes,
+            properties: Properties(properties),
+            references,
+            released,
+            kept: Mutex::new(None),
+        }
+    }
+
+    fn is_host(&self) -> bool {
+        self.properties.0.location.kind != LOCATION_DEVICE
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -76,7 +102,7 @@ fn mappings(address: u64, bytes: u64) -> Result<Vec<map::Allocation>> {
     let mut next = address;
     let found = map::within(address, bytes);
     for mapping in &found {
-        if mapping.address != next || !matches!(mapping.purpose, Purpose::Mapped { .. }) {
+        if mapping.address != next || mapping.purpose.handle().is_none() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         next += mapping.bytes;
@@ -87,7 +113,9 @@ fn mappings(address: u64, bytes: u64) -> Result<Vec<map::Allocation>> {
 fn drop_reference(handle: Handle) -> Result<()> {
     let physical = arena::get::<Physical>(handle)?;
     if physical.references.fetch_sub(1, Ordering::AcqRel) == 1 {
-        lane::ask(&PhysicalRelease { id: physical.id })?;
+        if !physical.is_host() {
+            lane::ask(&PhysicalRelease { id: physical.id })?;
+        }
         exported().retain(|_, exported| *exported != handle);
         arena::remove::<Physical>(handle)?;
     }
@@ -129,7 +157,7 @@ fn import(out: Out<Handle>, descriptor: *const c_void, kind: u32) -> Result<()> 
         CUDA_ERROR_INVALID_VALUE => shareable::not_ours(NAME, code),
         code => code,
     })?;
-    let properties = Properties(MemAllocationProp {
+    let properties = MemAllocationProp {
         kind: PINNED,
         handle_types: kind,
         location: MemLocation { kind: LOCATION_DEVICE, id: device.into() },
@@ -138,9 +166,38 @@ fn import(out: Out<Handle>, descriptor: *const c_void, kind: u32) -> Result<()> 
         rdma: 0,
         usage: 0,
         reserved: [0; 4],
-    });
-    let (references, released) = (AtomicU32::new(1), AtomicBool::new(false));
-    out.put(arena::insert(Physical { id, device, bytes, properties, references, released })?)
+    };
+    out.put(arena::insert(Physical::new(id, device, bytes, properties))?)
+}
+
+/// Maps a handle of the host's memory.
+fn map_host(physical: &Physical, handle: Handle, address: u64) -> Result<()> {
+    let purpose = Purpose::MappedHost { handle };
+    if map::within(0, u64::MAX).iter().any(|a| a.purpose == purpose) {
+        return Err(rejected(
+            "cuMemMap",
+            CUDA_ERROR_NOT_SUPPORTED,
+            "memory of the host is mapped once at a time",
+        ));
+    }
+    host_memory::map(physical.device, address, physical.bytes, physical.kept().as_deref())?;
+    *physical.kept() = None;
+    map::note_on(physical.device, address, physical.bytes, purpose);
+    Ok(())
+}
+
+fn unmap(mapping: map::Allocation) -> Result<()> {
+    let map::Allocation { address, bytes, .. } = mapping;
+    let handle = mapping.purpose.handle().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let physical = arena::get::<Physical>(handle)?;
+    if physical.is_host() {
+        let is_left = physical.references.load(Ordering::Acquire) > 1;
+        *physical.kept() = host_memory::unmap(address, bytes, is_left)?;
+    } else {
+        lane::ask(&PhysicalUnmap { address, bytes })?;
+    }
+    map::take(address, |_| true)?;
+    drop_reference(handle)
 }
 
 exports! {
@@ -160,9 +217,10 @@ exports! {
         out.check()?;
         let properties = properties(wanted)?;
         let bytes = bytes as u64;
-        if properties.location.kind != LOCATION_DEVICE {
+        let is_host = properties.location.kind != LOCATION_DEVICE;
+        if is_host && properties.handle_types != 0 {
             // NCCL goes without, so that it is nothing for which the program would be better off in another mode.
-            let reason = "memory is made on GPUs alone, not on the host; cuMemHostAlloc gives that";
+            let reason = "memory of the host that is made so is not shared with other processes";
             return Err(rejected("cuMemCreate", CUDA_ERROR_NOT_SUPPORTED, reason));
         }
         if properties.handle_types & !POSIX_DESCRIPTOR != 0 {
@@ -171,15 +229,17 @@ exports! {
         if flags != 0 || bytes == 0 || !bytes.is_multiple_of(session::get()?.welcome.granularity) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        if is_host {
+            return out.put(arena::insert(Physical::new(id, context::device()?, bytes, properties))?);
+        }
         let device = properties.location.id as u8;
         session::get()?.sticky_error(device)?;
         if bytes > session::get()?.device(device.into())?.total_memory {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         lane::ask(&PhysicalCreate { device, id, bytes })?;
-        let (references, released) = (AtomicU32::new(1), AtomicBool::new(false));
-        out.put(arena::insert(Physical { id, device, bytes, properties: Properties(properties), references, released })?)
+        out.put(arena::insert(Physical::new(id, device, bytes, properties))?)
     }
     call fn cuMemRelease(handle: Handle) {
         let physical = arena::get::<Physical>(handle)?;
@@ -187,7 +247,7 @@ exports! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         // References beyond the mappings' are the program's own; with the last of those the handle is spent.
-        let mapped = map::within(0, u64::MAX).iter().filter(|a| a.purpose == Purpose::Mapped { handle }).count() as u32;
+        let mapped = map::within(0, u64::MAX).iter().filter(|a| a.purpose.handle() == Some(handle)).count() as u32;
         if physical.references.load(Ordering::Acquire) == mapped + 1 {
             physical.released.store(true, Ordering::Release);
         }
@@ -202,9 +262,16 @@ exports! {
         if offset != 0 || bytes as u64 != physical.bytes {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
-        lane::ask(&PhysicalMap { address, bytes: bytes as u64, id: physical.id })?;
+        if map::find(address).is_some() || !map::within(address, bytes as u64).is_empty() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if physical.is_host() {
+            map_host(physical, handle, address)?;
+        } else {
+            lane::ask(&PhysicalMap { address, bytes: bytes as u64, id: physical.id })?;
+            map::note_on(physical.device, address, bytes as u64, Purpose::Mapped { handle });
+        }
         physical.references.fetch_add(1, Ordering::AcqRel);
-        map::note_on(physical.device, address, bytes as u64, Purpose::Mapped { handle });
         Ok(())
     }
     call fn cuMemUnmap(address: u64, bytes: usize) {
@@ -213,21 +280,19 @@ exports! {
         if let Some(mapping) = mappings.first().filter(|_| !capture::any()) {
             context_state::synchronize(mapping.device)?;
         }
-        for mapping in mappings {
-            lane::ask(&PhysicalUnmap { address: mapping.address, bytes: mapping.bytes })?;
-            map::take(mapping.address, |_| true)?;
-            if let Purpose::Mapped { handle } = mapping.purpose {
-                drop_reference(handle)?;
-            }
-        }
-        Ok(())
+        mappings.into_iter().try_for_each(unmap)
     }
     call fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<MemAccessDesc>, count: usize) {
         let wanted = wanted.slice(count)?;
         for mapping in mappings(address, bytes as u64)? {
             for MemAccessDesc { location, flags } in wanted.iter().copied() {
-                if location.kind != LOCATION_DEVICE || !matches!(flags, 0 | 1 | 3) {
+                let is_host = matches!(mapping.purpose, Purpose::MappedHost { .. });
+                if !matches!(flags, 0 | 1 | 3) || location.kind != LOCATION_DEVICE && !(is_host && HOST.contains(&location.kind)) {
                     return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                // All GPUs and the program reach that as soon as it is mapped.
+                if is_host {
+                    continue;
                 }
                 device::info(location.id)?;
                 let device = u8::try_from(location.id).map_err(|_| CUDA_ERROR_INVALID_DEVICE)?;
@@ -238,8 +303,11 @@ exports! {
     }
     ready fn cuMemGetAccess(out: Out<u64>, location: In<MemLocation>, address: u64) {
         let location = location.get()?;
-        let mapping = map::find(address).filter(|a| matches!(a.purpose, Purpose::Mapped { .. }));
+        let mapping = map::find(address).filter(|a| a.purpose.handle().is_some());
         let mapping = mapping.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if matches!(mapping.purpose, Purpose::MappedHost { .. }) {
+            return out.put(3);
+        }
         out.put(if location.kind == LOCATION_DEVICE && location.id == i32::from(mapping.device) { 3 } else { 0 })
     }
     ready fn cuMemGetAllocationGranularity(out: Out<usize>, wanted: In<MemAllocationProp>, _option: u32) {
@@ -251,14 +319,14 @@ exports! {
     }
     ready fn cuMemRetainAllocationHandle(out: Out<Handle>, address: u64) {
         out.check()?;
-        match map::find(address).map(|a| a.purpose) {
-            Some(Purpose::Mapped { handle }) => {
+        match map::find(address).and_then(|a| a.purpose.handle()) {
+            Some(handle) => {
                 let physical = arena::get::<Physical>(handle)?;
                 physical.references.fetch_add(1, Ordering::AcqRel);
                 physical.released.store(false, Ordering::Release);
                 out.put(handle)
             }
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
+            None => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
 }

@@ -3,7 +3,7 @@
 use rekindle_cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
 };
-use rekindle_device::{Result, Stream};
+use rekindle_device::{DEVICE_RANGE, Result, Stream};
 use rekindle_protocol::operation::{
     Answer, MemoryAllocateAsync, MemoryFree, MemoryFreeAsync, Origin, PinnedRegister, PinnedUnregister,
 };
@@ -11,7 +11,7 @@ use rekindle_protocol::operation::{
 use super::Client;
 use super::context::Freed;
 use crate::image::Shadow;
-use crate::memory::map_pinned;
+use crate::memory::{Pinned, map_pinned};
 
 impl Client {
     /// Free and total bytes; what waits to be used again counts as free, and what waits for its first use does not.
@@ -281,6 +281,9 @@ impl Client {
     pub(super) fn register_pinned(&mut self, request: PinnedRegister<'_>) -> Result<()> {
         let PinnedRegister { device, name, address, bytes } = request;
         let device = usize::from(device);
+        if DEVICE_RANGE.contains(&address) && !self.takes_host_memory(address, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         self.bind(device)?;
         let pinned = map_pinned(self.run_directory(), name, address, bytes, device).map_err(|error| {
             log::warn!("cannot map the pinned file {name:?} at {address:#x}: {error}");
@@ -289,6 +292,19 @@ impl Client {
         self.context(device)?.device.host_register(address, bytes)?;
         self.pinned.push(pinned);
         Ok(())
+    }
+
+    /// Whether memory of the host may lie at these addresses of the device's: the program has reserved them, and mapped nothing there.
+    fn takes_host_memory(&self, address: u64, bytes: u64) -> bool {
+        self.virtual_memory.is_free(address, bytes) && !self.has_pinned(address, bytes)
+    }
+
+    /// Whether pinned memory lies at any of these addresses.
+    pub(super) fn has_pinned(&self, address: u64, bytes: u64) -> bool {
+        let meets = |pinned: &Pinned| {
+            pinned.address < address.saturating_add(bytes) && address < pinned.address + pinned.bytes
+        };
+        self.pinned.iter().any(meets)
     }
 
     pub(super) fn unregister_pinned(&mut self, origin: Origin, request: PinnedUnregister) -> Answer<()> {

@@ -31,6 +31,9 @@ impl Client {
     }
 
     pub(super) fn free_addresses(&mut self, request: AddressFree) -> Result<()> {
+        if self.has_pinned(request.address, request.bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         let reservation = self.virtual_memory.unreserve(request.address, request.bytes)?;
         self.heap(reservation.device)?.give_addresses(request.address, reservation.bytes);
         Ok(())
@@ -61,6 +64,9 @@ impl Client {
     pub(super) fn map_physical(&mut self, request: PhysicalMap) -> Result<()> {
         let PhysicalMap { address, bytes, id } = request;
         let serial = self.virtual_memory.mappable(address, bytes, id)?;
+        if self.has_pinned(address, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         self.map_at(address, bytes, serial, Access::None)
     }
 

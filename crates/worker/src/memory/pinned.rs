@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
+use rekindle_device::DEVICE_RANGE;
+
 /// A mapped file of the run directory. Unmapped when dropped; the device must have let go of it by then.
 #[derive(Debug)]
 pub(crate) struct Pinned {
@@ -28,12 +30,27 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        let (address, bytes) = (self.address as *mut libc::c_void, self.bytes as usize);
         // SAFETY: exactly what `map_pinned` mapped; no reference into it outlives `self`.
-        unsafe { libc::munmap(self.address as *mut libc::c_void, self.bytes as usize) };
+        unsafe {
+            if is_reserved(self.address) {
+                // The addresses stay the device's, and nobody else's.
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+                libc::mmap(address, bytes, libc::PROT_NONE, flags, -1, 0);
+            } else {
+                libc::munmap(address, bytes);
+            }
+        }
     }
 }
 
-/// Maps a pinned file at the program's address.
+/// Whether addresses are the device's, reserved for the program: memory of the host lies there if the program has mapped it so.
+fn is_reserved(address: u64) -> bool {
+    DEVICE_RANGE.contains(&address)
+}
+
+/// Maps a pinned file at the program's address. In addresses of the device's, of which nothing was mapped, it takes their place: a
+/// driver registers it there as it does elsewhere.
 pub(crate) fn map_pinned(
     directory: &Path,
     name: &str,
@@ -52,13 +69,15 @@ pub(crate) fn map_pinned(
             format!("the pinned file {name} has {found} bytes where {bytes} were expected"),
         ));
     }
-    // SAFETY: a new mapping of a file that is long enough; NOREPLACE leaves alone whatever lies there already.
+    let place = if is_reserved(address) { libc::MAP_FIXED } else { libc::MAP_FIXED_NOREPLACE };
+    // SAFETY: a new mapping of a file that is long enough; NOREPLACE leaves alone whatever lies there already, and nothing but a
+    // reservation lies at addresses of the device's that are not mapped.
     let base = unsafe {
         libc::mmap(
             address as *mut libc::c_void,
             bytes as usize,
             libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
+            libc::MAP_SHARED | place,
             file.as_raw_fd(),
             0,
         )

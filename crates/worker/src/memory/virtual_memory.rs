@@ -79,12 +79,20 @@ impl VirtualMemory {
     pub(crate) fn mappable(&self, address: u64, bytes: u64, id: Id) -> Result<u64> {
         let serial = *self.ids.get(&id).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let physical = self.physical.get(&serial).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        let end = address.checked_add(bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if bytes == physical.bytes && self.is_free(address, bytes) {
+            Ok(serial)
+        } else {
+            Err(CUDA_ERROR_INVALID_VALUE)
+        }
+    }
+
+    /// Whether these addresses are in a reservation, and no handle is mapped there.
+    pub(crate) fn is_free(&self, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
         let reserved = self.reservations.range(..=address).next_back();
         let inside = reserved.is_some_and(|(at, reservation)| end <= at + reservation.bytes);
-        let taken =
-            self.mappings.range(..end).next_back().is_some_and(|(at, other)| at + other.bytes > address);
-        if bytes != physical.bytes || !inside || taken { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(serial) }
+        let last = self.mappings.range(..end).next_back();
+        inside && last.is_none_or(|(at, other)| at + other.bytes <= address)
     }
 
     pub(crate) fn note_mapping(&mut self, address: u64, mapping: Mapping) {
