@@ -11,7 +11,7 @@ import sys
 import time
 
 GPUDIRECT_RDMA, DMA_BUFFERS, FABRIC_HANDLES, MULTICAST = (110, 116), (124,), (128,), (132,)
-PINNED, HOST = 1, 2
+PINNED, HOST_NUMA, DESCRIPTOR = 1, 3, 1
 NOT_SUPPORTED = 801
 
 
@@ -31,7 +31,7 @@ def go_without(cuda):
     value = ctypes.c_int(7)
     for attribute in (*GPUDIRECT_RDMA, *DMA_BUFFERS, *FABRIC_HANDLES, *MULTICAST):
         assert cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) == 0 and value.value == 0, attribute
-    wanted = AllocationProperties(type=PINNED, location_type=HOST)
+    wanted = AllocationProperties(type=PINNED, handle_types=DESCRIPTOR, location_type=HOST_NUMA)
     size, handle = ctypes.c_size_t(), ctypes.c_uint64()
     context = ctypes.c_void_p()
     assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
