@@ -248,12 +248,19 @@ mod tests {
     #[test]
     fn the_client_comes_first_in_the_environment() {
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
-        let mut environment =
-            vec![pair("LD_PRELOAD", "/x.so"), pair("LD_LIBRARY_PATH", ""), pair(RUN_DIRECTORY, "/old")];
+        // The program's own folder of OpenCL's drivers, whatever this machine has, and a list that is not left to it.
+        let mut environment = vec![
+            pair("LD_PRELOAD", "/x.so"),
+            pair("LD_LIBRARY_PATH", ""),
+            pair("OCL_ICD_FILENAMES", "libnvidia-opencl.so.1"),
+            pair("OCL_ICD_VENDORS", "/own"),
+            pair(RUN_DIRECTORY, "/old"),
+        ];
         add_to(&mut environment, "/r");
         let expected = [
             pair("LD_PRELOAD", "/r/lib/libcuda.so.1:/x.so"),
             pair("LD_LIBRARY_PATH", "/r/lib"),
+            pair("OCL_ICD_VENDORS", "/own"),
             pair(RUN_DIRECTORY, "/r"),
         ];
         assert_eq!(environment, expected);
