@@ -89,11 +89,11 @@ def test_a_fault_of_one_gpu_is_not_the_other_ones(rekindle):
 
 
 @pytest.mark.parametrize("late", ["0", "0.05"])
-@pytest.mark.parametrize("threads", ["one", "each"])
+@pytest.mark.parametrize("way", ["MEET_THREADS=one", "MEET_THREADS=each", "MEET_LOADS=1"])
 @pytest.mark.parametrize("gpus", [2, 3])
-def test_gpus_whose_kernels_wait_for_each_other_come_to_a_stand(rekindle, gpus, threads, late):
+def test_gpus_whose_kernels_wait_for_each_other_come_to_a_stand(rekindle, gpus, way, late):
     scene = Scene(rekindle, gpus, MEET, gpu=f"emulated:devices={gpus}")
-    scene.begin("a", "--env", f"MEET_LATE={late}", "--env", f"MEET_THREADS={threads}")
+    scene.begin("a", "--env", f"MEET_LATE={late}", "--env", way)
     for number in range(6):
         rekindle("checkpoint", "a", "--to", f"going-{number}", "--leave-running", limit=20)
         scene.goes_on("a")

@@ -16,13 +16,16 @@ from test_features import ALONE, FEATURES
 from test_sharing import Programs, contexts
 
 TOLD = "the GPU context that it shares has failed while it had work there; its GPU calls return an error from now on"
-# It faults when it is told to, and says what it was told of that.
+# It faults when it is told to, and says what it was told of that. Its kernel is loaded by then: to load it would wait for all work of the
+# context.
 FAULTY = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from gpu import Module, driver, open_device
+from gpu import Module, call, driver, open_device
 open_device()
 module = Module('extern "C" __global__ void write(int *word) { *word = 1; }')
+module.write(1, 1, call("cuMemAlloc", 4))
+call("cuCtxSynchronize")
 print("ready", flush=True)
 while not os.path.exists(sys.argv[2]):
     time.sleep(0.005)
@@ -129,11 +132,11 @@ def test_who_is_at_rest_goes_on_and_who_is_at_work_is_told(rekindle):
     programs = Programs(rekindle)
     programs.start("a", "b", "c")
     before = programs.worker("a")
+    fault = Faulty(rekindle)
     share(rekindle, "busy", sys.executable, "-c", BUSY, FEATURES)
     assert rekindle.wait_lines("busy", 1) == ["ready"]
     events = rekindle.begin("events", "--json")
     assert json.loads(events.process.stdout.readline())["event"] == "listening"
-    fault = Faulty(rekindle)
     assert {programs.worker(name) for name in ("a", "b", "c", "busy", "faulty")} == {before}
     fault()
     for name in ("busy", "faulty"):
@@ -199,10 +202,11 @@ def test_of_24_programs_in_two_contexts_a_fault_concerns_those_at_work_in_one(re
 
 
 def test_who_was_told_and_is_to_be_brought_back_begins_anew_in_another_context(rekindle):
+    fault = Faulty(rekindle)
     share(rekindle, "busy", sys.executable, "-c", BUSY, FEATURES, options=("--restart", "on-failure"))
     assert rekindle.wait_lines("busy", 1) == ["ready"]
     (before,) = rekindle.sandbox("busy")["workers"]
-    Faulty(rekindle)()
+    fault()
     told = ["ready", "CUDA_ERROR_ILLEGAL_ADDRESS", "ready"]
     rekindle.wait(lambda: [line for line in rekindle.lines("busy") if line in told] == told, "busy to be brought back")
     (after,) = rekindle.sandbox("busy")["workers"]

@@ -22,9 +22,10 @@ def nccl_threads():
     return step
 
 
-@workload("nccl-processes", NCCL_NVLS_ENABLE="0")
+@workload("nccl-processes", NCCL_NVLS_ENABLE="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0")
 def nccl_processes():
-    """NCCL between two processes with a GPU each, as `torchrun` starts them; they find each other by a file."""
+    """NCCL between two processes with a GPU each, as `torchrun` starts them; they find each other by a file. Who ends first of all that
+    came from one image removes it, and torch would look there for a request to dump until it is back."""
     torch = torch_module()
     import tempfile
 

@@ -2,8 +2,8 @@
 
 In each step a kernel on each GPU raises its flag to the step's number in memory of the first GPU, and waits for the flags of all. So
 no kernel of a step ends before all have begun. The steps of each GPU are launched by a thread of its own, or all by one with
-`MEET_THREADS=one`; the last GPU is late with each by `MEET_LATE` seconds, which the others wait for in their kernels. Of numbers that
-the first GPU steps too it prints `STEP HASH`.
+`MEET_THREADS=one`; the last GPU is late with each by `MEET_LATE` seconds, which the others wait for in their kernels. With
+`MEET_LOADS` code is loaded behind each fourth kernel that waits, and unloaded. Of numbers that the first GPU steps too it prints `STEP HASH`.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ extern "C" __global__ void mix(unsigned *to, unsigned k) {
 """
 N = 256
 LATE = float(os.environ.get("MEET_LATE", 0))
+LOADS = bool(os.environ.get("MEET_LOADS"))
 # Seconds; what it prints is to be read as fast as that.
 PACE = 0.01
 
@@ -38,6 +39,7 @@ class Gpu:
     def __init__(self, index, count):
         self.index, self.count, self.context = index, count, open_device(index)
         self.module, self.stream = Module(SOURCE), call("cuStreamCreate", 1)
+        self.scratch = upload(np.zeros(N, np.uint32))
 
     def current(self):
         call("cuCtxSetCurrent", self.context)
@@ -50,6 +52,10 @@ class Gpu:
         if self.index == self.count - 1:
             time.sleep(LATE)
         self.module.meet(1, 1, flags, self.index, self.count, step, stream=self.stream)
+        if LOADS and step % 4 == 0:
+            loaded = Module(SOURCE)
+            loaded.mix(1, N, self.scratch, step, stream=self.stream)
+            call("cuModuleUnload", loaded.handle)
 
     def steps(self, flags):
         self.current()

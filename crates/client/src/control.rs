@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{CLIENT_VERSION, Quiesced, ToClient, ToWorker};
 use rekindle_protocol::frame;
+use rekindle_protocol::rounds::Rounds;
 
 use crate::allocators::{self, Unused};
 use crate::session::Session;
@@ -19,6 +20,9 @@ const HEAP: usize = 96 << 10;
 const LOOK: Duration = Duration::from_millis(1);
 /// How long threads that may make a call more are waited for.
 const ROUND_LIMIT: Duration = Duration::from_millis(20);
+/// How long threads inside are waited for before others make calls more: a call may wait for the GPU, whose work waits for a kernel
+/// that one of those was about to launch.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The barrier is being closed.
 struct Closing {
@@ -26,6 +30,44 @@ struct Closing {
     unused: Unused,
     /// Until when calls are let through, if some are.
     round: Option<Instant>,
+    rounds: Rounds,
+    /// When the next round begins, if threads are inside then.
+    next: Instant,
+}
+
+impl Closing {
+    fn begin(deadline: Instant, unused: Unused) -> Closing {
+        Closing {
+            deadline,
+            unused,
+            round: None,
+            rounds: Rounds::new(PATIENCE),
+            next: Instant::now() + PATIENCE,
+        }
+    }
+
+    fn begin_round(&mut self, calls: u32) {
+        quiesce::begin_round(calls);
+        self.round = Some(Instant::now() + ROUND_LIMIT);
+    }
+
+    /// Begins a round, or ends one, if it is time.
+    fn look(&mut self, session: &Session) {
+        let now = Instant::now();
+        match self.round {
+            Some(until) if quiesce::have_all_passed() || now > until => {
+                quiesce::end_round();
+                self.round = None;
+                self.next = now + self.rounds.patience();
+                wake_waits(session);
+            }
+            None if now > self.next && quiesce::inside() > 0 => {
+                let calls = self.rounds.begin();
+                self.begin_round(calls);
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Starts the control thread and the one that runs host functions, both deaf to signals.
@@ -72,14 +114,10 @@ fn serve(session: &'static Session) {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(HEAP)));
     let mut closing: Option<Closing> = None;
     let why = loop {
-        if let Some(closing) = &mut closing
-            && closing.round.is_some_and(|until| quiesce::have_all_passed() || Instant::now() > until)
-        {
-            quiesce::end_round();
-            closing.round = None;
-            wake_waits(session);
+        if let Some(closing) = &mut closing {
+            closing.look(session);
         }
-        if let Some(Closing { deadline, unused, round: None }) = &closing
+        if let Some(Closing { deadline, unused, round: None, .. }) = &closing
             && let Some(answer) = closed(session, *deadline, unused)
         {
             closing = None;
@@ -99,13 +137,11 @@ fn serve(session: &'static Session) {
                 let deadline = Instant::now() + Duration::from_millis(limit_ms);
                 let unused = Unused::close_barrier(session, unused);
                 wake_waits(session);
-                closing = Some(Closing { deadline, unused, round: None });
+                closing = Some(Closing::begin(deadline, unused));
             }
             ToClient::Step { calls, limit_ms } => {
                 let deadline = Instant::now() + Duration::from_millis(limit_ms);
-                quiesce::begin_round(calls);
-                let round = Some(Instant::now() + ROUND_LIMIT);
-                closing = Some(Closing { deadline, unused: Unused::default(), round });
+                closing.insert(Closing::begin(deadline, Unused::default())).begin_round(calls);
             }
             ToClient::Sleep => quiesce::sleep(),
             ToClient::Resume { restored, driver_attached } => {

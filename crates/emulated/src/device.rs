@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rekindle_cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_UNSUPPORTED_LIMIT, CuResult,
@@ -54,6 +54,8 @@ pub(crate) struct EmulatedDevice {
     pub(crate) arrays: Arrays,
     budget: Arc<Budget>,
     is_divisible: bool,
+    /// Whoever gives it work shares this. Some calls have it to themselves, and wait for all work meanwhile, as a driver's do.
+    entry: RwLock<()>,
     /// What the context takes.
     _context_memory: Share,
 }
@@ -95,6 +97,7 @@ impl EmulatedDevice {
             arrays: Arrays::default(),
             budget,
             is_divisible: config.green,
+            entry: RwLock::default(),
             _context_memory: context_memory,
         })
     }
@@ -110,6 +113,19 @@ impl EmulatedDevice {
             Some(bound) if bound != self.info.index => Err(CUDA_ERROR_INVALID_HANDLE),
             _ => self.check(),
         }
+    }
+
+    /// For who gives it work.
+    fn enter(&self) -> RwLockReadGuard<'_, ()> {
+        self.entry.read()
+    }
+
+    /// Waits for all its work, and lets nobody give it more meanwhile.
+    fn alone(&self) -> Result<RwLockWriteGuard<'_, ()>> {
+        self.check()?;
+        let alone = self.entry.write();
+        self.context.scheduler.wait_all()?;
+        Ok(alone)
     }
 
     pub fn multiprocessors(&self) -> u32 {
@@ -149,7 +165,7 @@ impl Device for EmulatedDevice {
     }
 
     fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
-        self.check()?;
+        let _alone = self.alone()?;
         let mut limits = self.limits.lock();
         let kept = limits.get_mut(&limit).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)?;
         *kept = value;
@@ -242,7 +258,7 @@ impl Device for EmulatedDevice {
     }
 
     fn host_unregister(&self, address: u64) -> Result<()> {
-        self.check()?;
+        let _alone = self.alone()?;
         self.space.unregister(address, self.info.index)
     }
 
@@ -260,13 +276,14 @@ impl Device for EmulatedDevice {
         _kind: ModuleKind,
         options: &[(i32, u64)],
     ) -> std::result::Result<Loaded, LoadError> {
-        self.check().map_err(|code| LoadError { code, log: self.fault().unwrap_or_default() })?;
+        let alone = self.alone();
+        let _alone = alone.map_err(|code| LoadError { code, log: self.fault().unwrap_or_default() })?;
         let module = LoadedModule::load(code, options, &self.arena)?;
         Ok(Loaded { module: self.modules.lock().add(module), log: String::new() })
     }
 
     fn module_unload(&self, module: Module) -> Result<()> {
-        self.check()?;
+        self.context.scheduler.wait_all()?;
         let removed = self.modules.lock().remove(module)?;
         drop(removed);
         Ok(())
@@ -371,6 +388,7 @@ impl Device for EmulatedDevice {
     }
 
     fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()> {
+        let _entered = self.enter();
         self.context.stream_wait_event(stream, event, flags)
     }
 
@@ -384,6 +402,7 @@ impl Device for EmulatedDevice {
     }
 
     fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
+        let _entered = self.enter();
         self.context.event_record(event, stream, flags)
     }
 
@@ -400,6 +419,7 @@ impl Device for EmulatedDevice {
     }
 
     fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
+        let _entered = self.enter();
         self.check_bound()?;
         self.context.submit(stream, self.launch_op(function, launch, parameters)?)
     }
@@ -409,26 +429,31 @@ impl Device for EmulatedDevice {
     }
 
     fn copy_3d(&self, copy: &Copy3D, stream: Stream) -> Result<()> {
+        let _entered = self.enter();
         self.check()?;
         self.copy_op(copy)?.map_or(Ok(()), |op| self.context.submit(stream, op))
     }
 
     fn set(&self, set: &MemorySet, stream: Stream) -> Result<()> {
+        let _entered = self.enter();
         self.check()?;
         self.set_op(set)?.map_or(Ok(()), |op| self.context.submit(stream, op))
     }
 
     fn host_call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        let _entered = self.enter();
         self.context.call(stream, call)
     }
 
     fn wait_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+        let _entered = self.enter();
         self.check()?;
         let op = self.wait_op(address, value, width, flags)?;
         self.context.submit(stream, op)
     }
 
     fn write_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+        let _entered = self.enter();
         self.check()?;
         let op = self.write_op(address, value, width, flags)?;
         self.context.submit(stream, op)
@@ -511,6 +536,7 @@ impl Device for EmulatedDevice {
     }
 
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        let _entered = self.enter();
         self.check_bound()?;
         self.context.graph_launch(exec, stream)
     }
@@ -530,6 +556,7 @@ impl Device for EmulatedDevice {
     }
 
     fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {
+        let _entered = self.enter();
         self.check()?;
         self.array_copy_op(copy)?.map_or(Ok(()), |op| self.context.submit(stream, op))
     }

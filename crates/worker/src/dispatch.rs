@@ -9,7 +9,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, WaitF
 use rekindle_protocol::worker::Recording;
 use rekindle_ring::{Board, Merge, Record, Spin, spin};
 
-use crate::client::{Client, Lane, Thread};
+use crate::client::{Client, Lane, Request, Thread};
 use crate::image::{CacheMemories, Loading, Marks, Outcome, Preparing, Registering};
 use crate::ondemand::{Mend, Uses};
 
@@ -326,9 +326,17 @@ impl Dispatcher {
             };
             let origin = Origin { ring };
             let began = slow::begin();
-            let answer =
-                dispatch(&mut self.client, origin, record.opcode, record.body, record.trailer, failed);
-            let mut answer = answer.map_err(|error| error.to_string())?;
+            let mut answer = match self.alone_on(&record) {
+                Some(device) => {
+                    let (body, trailer) = (record.body.to_vec(), record.trailer.to_vec());
+                    let request = Request { origin, opcode: record.opcode, body, trailer };
+                    self.client.do_alone(device, request)
+                }
+                None => {
+                    dispatch(&mut self.client, origin, record.opcode, record.body, record.trailer, failed)
+                        .map_err(|error| error.to_string())?
+                }
+            };
             if answer.as_ref().is_some_and(|answer| self.gives_way(answer)) {
                 let again =
                     |client: &mut Client, name: &'static str, code| client.asynchronous_failure(name, code);
@@ -375,6 +383,13 @@ impl Dispatcher {
             self.merge.release(ring, record);
         }
         Ok(ROUND)
+    }
+
+    /// The GPU that a request has to itself. What may be done once more is done in the order in which it comes.
+    fn alone_on(&mut self, record: &Record<'_>) -> Option<usize> {
+        let device = self.client.alone_on(record.opcode, record.body)?;
+        let is_once = self.mend.is_none() && self.journal().is_none();
+        is_once.then_some(device)
     }
 
     /// Notes which parts of the image's memory a request names that is done.
@@ -425,6 +440,7 @@ impl Dispatcher {
         let nap = if idle {
             let nap = self.look_for_freed(nap);
             let nap = self.look_for_rest(nap);
+            let nap = self.unpin(nap);
             self.look_ahead(nap)
         } else {
             nap

@@ -45,6 +45,7 @@ enum Source {
     Own {
         /// How the link is shared with other workers.
         link: Option<LinkSettings>,
+        block_pool: Arc<BlockPool>,
     },
     /// Others have them too, and the client has a view of each.
     Shared {
@@ -93,7 +94,7 @@ impl Gpus {
             Ok(Slot { index: *index, info, context: OnceLock::new() })
         };
         let gpus = Gpus {
-            source: Source::Own { link },
+            source: Source::Own { link, block_pool: Arc::default() },
             slots: gpus.iter().enumerate().map(slot).collect::<Result<_>>()?,
             platform,
             real_driver,
@@ -145,11 +146,11 @@ impl Gpus {
         matches!(self.source, Source::Shared { memory: ShareMemory::Lazy, .. })
     }
 
-    /// Where memory to copy through is to be had, if clients share it.
-    pub(crate) fn block_pool(&self) -> Option<&Arc<BlockPool>> {
+    /// Where memory to copy through is to be had.
+    pub(crate) fn block_pool(&self) -> &Arc<BlockPool> {
         match &self.source {
-            Source::Own { .. } => None,
-            Source::Shared { common, .. } => Some(&common.block_pool),
+            Source::Own { block_pool, .. } => block_pool,
+            Source::Shared { common, .. } => &common.block_pool,
         }
     }
 
@@ -300,7 +301,7 @@ impl Gpus {
             return Ok(context.clone());
         }
         let context = Arc::new(match &self.source {
-            Source::Own { link } => GpuContext::new(self.platform.open(slot.index)?, device, *link)?,
+            Source::Own { link, .. } => GpuContext::new(self.platform.open(slot.index)?, device, *link)?,
             Source::Shared { common, views, portion, refused, memory } => {
                 let portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
                 let shared = common.gpus.open(device)?;

@@ -39,6 +39,12 @@ impl Drop for Registration {
     }
 }
 
+/// Memory that GPUs are to forget, a little at a time: a driver lets nobody give a GPU work meanwhile.
+pub(crate) trait Pinned: Send {
+    /// Has the GPUs, which have nothing to do, forget some of it; false if they know nothing of it any more.
+    fn unpin_some(&mut self) -> bool;
+}
+
 /// Nothing in this process refers to it but copies, which its owner waits for before it is dropped.
 pub(crate) struct HostMemory {
     // Before the mapping, so that the GPU has forgotten it when that goes.

@@ -7,15 +7,14 @@
 //!  image 2                  └ made ready
 //! ```
 //!
-//! A GPU takes its time to give out and take back memory of the size of a program, and the driver waits for all of the GPU's
-//! work when memory goes.
+//! A GPU takes its time to give out and take back memory of the size of a program.
 
 use std::sync::Arc;
 
 use rekindle_device::{Device, Memory, Result};
 
 use super::{Client, Room};
-use crate::image::{Blocks, Shadow};
+use crate::image::Shadow;
 
 /// What a program may allocate until its memory is copied, without the room being too small: at most so much, and this part of
 /// what it has.
@@ -57,20 +56,15 @@ impl Client {
         self.copy_rooms.iter().filter(|room| room.index == index).map(|room| room.bytes).max().unwrap_or(0)
     }
 
-    /// The rooms of the last image's copy are the next one's, if they have their memory yet, and so is what that was copied
-    /// through. Else they are given back.
-    pub(crate) fn take_over_shadow(&mut self) -> Option<Blocks> {
+    /// The rooms of the last image's copy are the next one's, if they have their memory yet. Else they are given back.
+    pub(crate) fn take_over_shadow(&mut self) {
         let _ = self.await_copies();
         match self.shadow.as_ref().and_then(Shadow::take_over) {
-            Some((rooms, blocks)) => {
+            Some(rooms) => {
                 self.shadow = None;
                 self.copy_rooms.extend(rooms);
-                blocks
             }
-            None => {
-                self.shadow_gives_way();
-                None
-            }
+            None => drop(self.shadow_gives_way()),
         }
     }
 

@@ -9,7 +9,11 @@ type No<'t> = &'t [u8];
 
 impl Handler for Client {
     fn context_open(&mut self, _: Origin, request: ContextOpen, _: No) -> Answer<()> {
-        self.open(request.device.into()).into()
+        let opened = self.open(request.device.into());
+        if self.has_several_gpus() {
+            self.load_what_is_known();
+        }
+        opened.into()
     }
 
     fn context_synchronize(&mut self, origin: Origin, request: ContextSynchronize, _: No) -> Answer<()> {

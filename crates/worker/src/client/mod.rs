@@ -3,6 +3,7 @@
 //! It belongs to its dispatch thread. Nothing here blocks on the GPU: whoever must wait is put on the list of [`waiting`]
 //! and answered when the work is done.
 
+mod alone;
 mod arrays;
 mod assumed;
 mod backlog;
@@ -67,6 +68,7 @@ use crate::ondemand::HostCopies;
 use crate::printed::ProgramOutput;
 
 pub(crate) use crate::memory::Pinned;
+pub(crate) use alone::Request;
 pub(crate) use arrays::{ArrayObject, ViewObject};
 pub(crate) use constants::Bank;
 pub(crate) use context::Context;

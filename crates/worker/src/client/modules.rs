@@ -77,6 +77,9 @@ impl Client {
             write_sets: ModuleWriteSets::of(given),
         };
         self.modules.insert(id, module)?;
+        if self.work_needs_requests() {
+            self.load_kernels(id);
+        }
         Ok(ModuleLoaded { status: CUDA_SUCCESS.0, log })
     }
 
@@ -209,8 +212,9 @@ impl Client {
             None => self.prepared(module_id)?.info(name),
         };
         let (handle, at, info) = match told {
-            // It is loaded when it is first used.
-            Some(info) => (None, 0, info),
+            // It is loaded when it is first used. What keeps it from being loaded is told then, too.
+            Some(info) if !self.work_needs_requests() => (None, 0, info),
+            Some(info) => (self.piece(module_id, name, &KernelSettings::default()).ok(), 0, info),
             None => {
                 let (handle, at) = match whole {
                     Some(module) => self.function(device, module, name)?,

@@ -9,8 +9,14 @@ impl Client {
         self.waits_for_values || self.calls_in_graphs || self.link.has_calls()
     }
 
+    /// Whether work of a GPU may wait for what the program asks for next: kernels of several GPUs wait for each other, streams for
+    /// values.
+    pub(crate) fn work_needs_requests(&self) -> bool {
+        self.waits_for_values || self.has_several_gpus()
+    }
+
     pub(crate) fn has_several_gpus(&self) -> bool {
-        self.open_devices().count() > 1
+        self.contexts.iter().flatten().nth(1).is_some()
     }
 
     /// Why an image is taken when all work has ended, if it is: a copy behind the work of all GPUs, which what the program asks for

@@ -19,19 +19,22 @@ use crate::ipc::SharedRecord;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(super) const SCRATCH_EVENT: u32 = 2;
 
-type Then = Box<dyn FnOnce(&mut Client, Result<()>) -> Vec<u8>>;
+/// Gives the answer; none if that waits for more.
+type Then = Box<dyn FnOnce(&mut Client, Result<()>) -> Option<Vec<u8>>>;
 
 struct Pending {
     ring: usize,
     device: usize,
     events: Vec<Awaited>,
     since: Instant,
+    /// It is over then at the latest.
+    limit: Option<Instant>,
     /// Whether it is answered `false` if the program is to stand still.
     gives_way: bool,
     then: Then,
 }
 
-enum Awaited {
+pub(super) enum Awaited {
     Event {
         event: Event,
         /// The client's own, to be used again.
@@ -222,17 +225,28 @@ impl Client {
         events: Vec<Awaited>,
         then: impl FnOnce(&mut Client) -> Result<T> + 'static,
     ) -> Answer<T> {
-        let then = Box::new(move |client: &mut Client, result: Result<()>| {
-            encode_reply(&result.and_then(|()| then(client)))
+        self.wait_for(origin, device, events, None, move |client, result| {
+            Some(encode_reply(&result.and_then(|()| then(client))))
         });
-        let since = Instant::now();
-        let pending = Pending { ring: origin.ring, device, events, since, gives_way: false, then };
-        self.waiting.pending.push(pending);
         Answer::Later
     }
 
+    /// Has an answer given when all of this has come, or at the limit.
+    pub(super) fn wait_for(
+        &mut self,
+        origin: Origin,
+        device: usize,
+        events: Vec<Awaited>,
+        limit: Option<Instant>,
+        then: impl FnOnce(&mut Client, Result<()>) -> Option<Vec<u8>> + 'static,
+    ) {
+        let (since, then) = (Instant::now(), Box::new(then));
+        let pending = Pending { ring: origin.ring, device, events, since, limit, gives_way: false, then };
+        self.waiting.pending.push(pending);
+    }
+
     /// Events behind the work of every stream of the device that is not done yet.
-    fn marks(&mut self, device: usize) -> Result<Vec<Awaited>> {
+    pub(super) fn marks(&mut self, device: usize) -> Result<Vec<Awaited>> {
         let mut events = Vec::new();
         for stream in self.busy_streams(device)? {
             events.push(Awaited::Event { event: self.record(device, stream)?, scratch: true });
@@ -329,7 +343,10 @@ impl Client {
 
     /// Whether a wait is over, and how.
     fn look(&mut self, at: usize) -> Option<Result<()>> {
-        let device = self.waiting.pending[at].device;
+        let Pending { device, limit, .. } = self.waiting.pending[at];
+        if limit.is_some_and(|limit| Instant::now() >= limit) {
+            return Some(Ok(()));
+        }
         if let Err(code) = self.bind(device) {
             return Some(Err(code));
         }
@@ -367,7 +384,7 @@ impl Client {
     fn finish(&mut self, at: usize, result: Result<()>) {
         let pending = self.waiting.pending.remove(at);
         self.let_go(pending.device, pending.events);
-        let reply = (pending.then)(self, result);
+        let Some(reply) = (pending.then)(self, result) else { return };
         self.tell_late_failures();
         self.note_failure(pending.device, &reply);
         // Whoever goes on in place of this worker answers.

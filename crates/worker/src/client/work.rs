@@ -139,7 +139,10 @@ impl Client {
 
     pub(super) fn await_value(&mut self, origin: Origin, request: WaitValue) -> Result<()> {
         let WaitValue { device, stream, address, value, width, flags } = request;
-        self.waits_for_values = true;
+        if !self.waits_for_values {
+            self.waits_for_values = true;
+            self.load_what_is_known();
+        }
         let work = |device: &dyn Device, stream| device.wait_value(stream, address, value, width, flags);
         let step = |stream| Step::WaitValue { stream, address, value, width, flags };
         self.issue(origin, device, stream, work, step)

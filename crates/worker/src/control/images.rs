@@ -11,7 +11,7 @@ use rekindle_protocol::worker::{CacheMemory, Cached, Contents, MOST_DESCRIPTORS,
 
 use super::{Control, ControlError, is_closed};
 use crate::dispatch::Dispatcher;
-use crate::image::{self, CodePreCopy, RestoreOptions, Shadow, Timer};
+use crate::image::{self, CodePreCopy, PreCopy, RestoreOptions, Shadow, Timer};
 
 impl Control {
     pub(super) fn save(
@@ -79,14 +79,11 @@ impl Control {
         Ok(Phase { name: "room for a copy".to_string(), duration_us, bytes, ..Phase::default() })
     }
 
-    /// What was written ahead is of no use any more. The driver waits for all work when what it was copied through goes.
+    /// What was written ahead is of no use any more.
     pub(super) fn forget_ahead(&mut self) {
-        let ahead = std::mem::take(&mut self.ahead);
+        self.ahead = PreCopy::default();
         let remote = self.remote.clone();
-        self.remote.run(move |dispatcher| {
-            dispatcher.later.push(move || drop(ahead));
-            dispatcher.let_go_of_copy_rooms(remote);
-        });
+        self.remote.run(move |dispatcher| dispatcher.let_go_of_copy_rooms(remote));
     }
 
     /// The program runs meanwhile.

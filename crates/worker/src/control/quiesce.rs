@@ -51,9 +51,8 @@ impl Control {
         let began = Instant::now();
         self.quiesced = true;
         self.waited = None;
-        let blocks = if contents == Contents::Shadowed { self.ahead.take_blocks() } else { None };
         self.remote.run(move |dispatcher| {
-            let blocks = blocks.or_else(|| image::blocks(&dispatcher.client, contents));
+            let blocks = image::blocks(&dispatcher.client, contents);
             dispatcher.expect_stop(blocks);
         });
         let shares = self.remote.ask(|dispatcher| dispatcher.client.ipc.is_used())?;

@@ -373,18 +373,14 @@ impl Dispatcher {
     fn close_later(&mut self, device: usize, (window, room): (u64, u64), source: Option<Source>) {
         let Some(remote) = self.client.data.remote.clone() else { return };
         let Ok(gpu) = self.client.context(device).map(|context| context.device.clone()) else { return };
-        self.later.push(move || {
-            let began = Instant::now();
-            drop(source);
-            log::debug!("what data was loaded from is let go of after {:.1?}", began.elapsed());
-            match gpu.bind().and_then(|()| gpu.unmap(window, room)) {
-                Ok(()) => remote.run(move |dispatcher| {
-                    if let Ok(heap) = dispatcher.client.heap(device) {
-                        heap.give_addresses(window, room);
-                    }
-                }),
-                Err(code) => log::warn!("the addresses that data was loaded through stay in use: {code}"),
-            }
+        source.into_iter().for_each(|source| self.later.unpin(source));
+        self.later.push(move || match gpu.bind().and_then(|()| gpu.unmap(window, room)) {
+            Ok(()) => remote.run(move |dispatcher| {
+                if let Ok(heap) = dispatcher.client.heap(device) {
+                    heap.give_addresses(window, room);
+                }
+            }),
+            Err(code) => log::warn!("the addresses that data was loaded through stay in use: {code}"),
         });
     }
 }

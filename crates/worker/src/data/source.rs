@@ -1,7 +1,7 @@
 //! The memory daemon's memory, from which the GPU copies by itself: it is mapped here, and the driver knows what of it is there.
 //!
 //! To have the driver know memory that is not there yet would bring and clear each page on one thread. What it knows, it knows
-//! until this goes, which takes the driver a while and lets nobody else in: who waits for the data need not wait for that.
+//! until the GPU has nothing to do: to forget it takes the driver a while and lets nobody else in.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED;
 use rekindle_device::{Access, Device, Result};
 use rekindle_protocol::fault;
 
-use crate::host_memory::Registration;
+use crate::host_memory::{Pinned, Registration};
 
 const PAGE: u64 = 4096;
 
@@ -28,6 +28,12 @@ pub(super) struct Source {
     is_refused: AtomicBool,
     /// Open for as long as the memory is in use.
     _in_use: Option<OwnedFd>,
+}
+
+impl Pinned for Source {
+    fn unpin_some(&mut self) -> bool {
+        self.known.get_mut().unwrap_or_else(PoisonError::into_inner).pop().is_some()
+    }
 }
 
 impl Source {

@@ -1,12 +1,17 @@
-//! What nobody waits for, and what would hold up the program meanwhile: letting go of what a restore has used.
+//! What nobody waits for, and what would hold up the program meanwhile: letting go of what an image or a restore has used.
 //!
-//! The driver waits for all work of the device when memory is unmapped or not pinned any more, and lets nobody else in.
-//! So it is done in the first quiet moment after the load, when the program's first work has most likely ended; before a
-//! checkpoint; and at the latest after a while.
+//! - Memory is unmapped, caches are closed: by a thread, in the first quiet moment after the load, when the program's first work
+//!   has most likely ended; before a checkpoint; and at the latest after a while.
+//! - Memory of the host that a GPU is to forget: the driver waits for all work of the GPU, and lets nobody give it more meanwhile,
+//!   so that a program whose kernels wait for others would never go on. It is done by the dispatch thread, a little at a time,
+//!   while its GPUs have nothing to do, however long that takes to come. The next image uses [what is left](BlockPool) by then.
+//!
+//! [BlockPool]: crate::image::BlockPool
 
 use std::time::{Duration, Instant};
 
 use super::Dispatcher;
+use crate::host_memory::Pinned;
 
 /// Nothing for so long is a quiet moment.
 const QUIET: Duration = Duration::from_millis(50);
@@ -17,12 +22,21 @@ const LONGEST: Duration = Duration::from_secs(1);
 pub(crate) struct DeferredWork {
     since: Option<Instant>,
     work: Vec<Box<dyn FnOnce() + Send>>,
+    pinned: Vec<Box<dyn Pinned>>,
+    /// Since when there is memory that GPUs are to forget.
+    pinned_since: Option<Instant>,
 }
 
 impl DeferredWork {
+    /// The work does not wait for what a GPU has to do.
     pub(crate) fn push(&mut self, work: impl FnOnce() + Send + 'static) {
         self.since.get_or_insert_with(Instant::now);
         self.work.push(Box::new(work));
+    }
+
+    /// A GPU is to forget this.
+    pub(crate) fn unpin(&mut self, memory: impl Pinned + 'static) {
+        self.pinned.push(Box::new(memory));
     }
 
     /// All of it, if it is to be done now.
@@ -47,6 +61,39 @@ impl Dispatcher {
         if !work.is_empty() {
             std::thread::spawn(move || work.into_iter().for_each(|work| work()));
         }
+    }
+
+    /// Has GPUs that have nothing to do forget a little of what they are to forget; until when it is to be looked again.
+    pub(super) fn unpin(&mut self, nap: Duration) -> Duration {
+        let is_shared = self.client.gpus.is_shared();
+        let block_pool = self.client.gpus.block_pool().clone();
+        if self.later.pinned.is_empty() && (is_shared || block_pool.is_empty()) {
+            self.later.pinned_since = None;
+            return nap;
+        }
+        let since = *self.later.pinned_since.get_or_insert_with(Instant::now);
+        let is_due = self.quiet_since.elapsed() >= QUIET || since.elapsed() >= LONGEST;
+        if !is_due
+            || self.client.operations == 0
+            || !self.client.data.is_settled()
+            || !self.client.is_at_rest()
+        {
+            return nap.min(QUIET);
+        }
+        if is_shared {
+            // The GPU's work is that of others too.
+            let pinned = std::mem::take(&mut self.later.pinned);
+            std::thread::spawn(move || drop(pinned));
+            return nap;
+        }
+        match self.later.pinned.pop() {
+            None => block_pool.unpin_some(),
+            Some(mut memory) => match memory.unpin_some() {
+                true => self.later.pinned.push(memory),
+                false => drop(std::thread::spawn(move || drop(memory))),
+            },
+        }
+        Duration::ZERO
     }
 }
 

@@ -9,7 +9,7 @@
 //! Behind the blocks lies room for the chaining values that the device computes of what is copied
 //! ([`Hasher`]): the bytes are hashed in device memory, after they came there or before they leave it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
@@ -17,6 +17,7 @@ use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
 use rekindle_device::{Access, Device, Event, Result, Stream};
 use rekindle_store::ContentHash;
 
+use super::block_pool::BlockPool;
 use crate::gpu_link::GpuLink;
 use crate::hashing::{Hasher, SUBTREE, VALUE};
 use crate::host_memory::Registration;
@@ -47,6 +48,7 @@ impl Gpu {
 pub(crate) struct Blocks {
     /// None when it was put back.
     memory: Option<Registered>,
+    /// Where it goes when it is needed no more.
     block_pool: Option<Arc<BlockPool>>,
 }
 
@@ -64,62 +66,6 @@ pub(crate) struct Registered {
 const PIECE: usize = 8 << 20;
 const PAGE: usize = 4096;
 
-/// Where memory goes that is needed no more, for who needs such memory next: to register it holds up all clients of a
-/// context.
-pub(crate) struct BlockPool {
-    device: Arc<dyn Device>,
-    kept: Mutex<Vec<Registered>>,
-}
-
-/// How much is kept for the next.
-const KEPT: usize = 1;
-
-impl BlockPool {
-    pub(crate) fn new(device: Arc<dyn Device>) -> Arc<BlockPool> {
-        Arc::new(BlockPool { device, kept: Mutex::default() })
-    }
-
-    /// What is there, or is begun to be made on a thread of its own.
-    fn take(self: &Arc<BlockPool>, block: usize, count: usize) -> Preparing {
-        let fits = |memory: &Registered| (memory.block, memory.count) == (block, count);
-        let kept = {
-            let mut kept = self.kept();
-            kept.iter().position(fits).map(|at| kept.remove(at))
-        };
-        let block_pool = self.clone();
-        match kept {
-            Some(memory) => Preparing::Ready(Blocks { memory: Some(memory), block_pool: Some(block_pool) }),
-            None => Preparing::Begun(std::thread::spawn(move || {
-                let memory = Registered::new(block_pool.device.clone(), block, count)?;
-                Ok(Blocks { memory: Some(memory), block_pool: Some(block_pool) })
-            })),
-        }
-    }
-
-    /// Begins to make what is to be there for the next, on a thread of its own.
-    pub(super) fn stock(self: &Arc<BlockPool>, block: usize, count: usize) {
-        let block_pool = self.clone();
-        std::thread::spawn(move || match block_pool.take(block, count).wait() {
-            Ok(blocks) => drop(blocks),
-            Err(code) => log::warn!("no memory to copy through is kept ready: {code}"),
-        });
-    }
-
-    /// What there is no room for comes back.
-    fn put(&self, memory: Registered) -> Option<Registered> {
-        let mut kept = self.kept();
-        if kept.len() >= KEPT {
-            return Some(memory);
-        }
-        kept.push(memory);
-        None
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Vec<Registered>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Registered {
     pub(crate) fn new(device: Arc<dyn Device>, block: usize, count: usize) -> Result<Registered> {
         device.bind()?;
@@ -136,6 +82,20 @@ impl Registered {
             memory.pieces.push(piece);
         }
         Ok(memory)
+    }
+
+    pub(super) fn is_like(&self, block: usize, count: usize) -> bool {
+        (self.block, self.count) == (block, count)
+    }
+
+    pub(super) fn has_the_size_of(&self, other: &Registered) -> bool {
+        other.is_like(self.block, self.count)
+    }
+
+    /// Has the device forget a piece; whether it knows more of them.
+    pub(super) fn unpin_some(&mut self) -> bool {
+        drop(self.pieces.pop());
+        !self.pieces.is_empty()
     }
 
     /// Where a block begins.
@@ -159,17 +119,9 @@ impl Blocks {
         Ok(Blocks { memory: Some(Registered::new(device, block, count)?), block_pool: None })
     }
 
-    /// Begins [`Blocks::new`] on a thread of its own, or takes what the `block_pool` has.
-    pub(super) fn prepare(
-        device: Arc<dyn Device>,
-        block_pool: Option<&Arc<BlockPool>>,
-        block: usize,
-        count: usize,
-    ) -> Preparing {
-        match block_pool {
-            Some(block_pool) => block_pool.take(block, count),
-            None => Preparing::Begun(std::thread::spawn(move || Blocks::new(device, block, count))),
-        }
+    /// They go to the pool when they are needed no more.
+    pub(super) fn of(memory: Registered, block_pool: Arc<BlockPool>) -> Blocks {
+        Blocks { memory: Some(memory), block_pool: Some(block_pool) }
     }
 
     pub(super) fn block_bytes(&self) -> usize {

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rekindle_device::Device;
 use rekindle_store::Part;
 
-use super::block::{Block, BlockPool, Blocks, Gpu, Preparing};
+use super::block::{Block, Blocks, Gpu, Preparing};
+use super::block_pool::BlockPool;
 use super::disk::Disk;
 use super::error::{Error, Result, device as device_error};
 use super::load_pipeline::LoadPipeline;
@@ -46,19 +47,19 @@ pub(super) fn threads() -> usize {
 }
 
 /// Begins to make the blocks that [`save`] or [`load`] will need, whichever devices they are for.
-pub(super) fn prepare(device: Arc<dyn Device>, block_pool: Option<&Arc<BlockPool>>) -> Preparing {
-    Blocks::prepare(device, block_pool, BLOCK, threads() * TURNS)
+pub(super) fn prepare(device: Arc<dyn Device>, block_pool: &Arc<BlockPool>) -> Preparing {
+    block_pool.take(device, BLOCK, threads() * TURNS)
 }
 
 /// Has a shelf hold what [`prepare`] will ask for.
-pub(crate) fn stock(block_pool: &Arc<BlockPool>) {
-    block_pool.stock(BLOCK, threads() * TURNS);
+pub(crate) fn stock(block_pool: &Arc<BlockPool>, device: Arc<dyn Device>) {
+    block_pool.stock(device, BLOCK, threads() * TURNS);
 }
 
 /// As [`prepare`], for a save beside the running program. Blocks are larger: while the program enqueues more than the GPU
 /// takes, each call of the driver waits for milliseconds.
-pub(super) fn prepare_beside(device: Arc<dyn Device>) -> Preparing {
-    Blocks::prepare(device, None, BESIDE, threads().min(MOST_BESIDE) * TURNS)
+pub(super) fn prepare_beside(device: Arc<dyn Device>, block_pool: &Arc<BlockPool>) -> Preparing {
+    block_pool.take(device, BESIDE, threads().min(MOST_BESIDE) * TURNS)
 }
 
 /// How far the load of these parts has come: not at all. `order` is of the parts' numbers.
@@ -144,7 +145,7 @@ impl<'s> Pieces<'s> {
             return Ok(None);
         }
         let device = gpus.iter().flatten().next().map(|gpu| gpu.device.clone());
-        let blocks = blocks.or_else(|| device.map(|device| prepare(device, None)));
+        let blocks = blocks.or_else(|| device.map(|device| prepare(device, &Arc::default())));
         let blocks = blocks.ok_or_else(|| Error::State("no GPU's context is open".to_string()))?;
         blocks.wait().map(Some).map_err(device_error("pin host memory to copy through"))
     }

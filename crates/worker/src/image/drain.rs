@@ -10,7 +10,6 @@ use rekindle_ring::Record;
 use rekindle_store::PartWriter;
 use serde_json::Value;
 
-use super::block::Blocks;
 use super::copy_out;
 use super::enqueued_copies::EnqueuedCopies;
 use super::error::{Error, Result};
@@ -24,9 +23,6 @@ use crate::client::{Client, Room};
 pub(super) type Drained = (Vec<Value>, Vec<Phase>);
 /// How fast new contents are taken to be written, in bytes a second, to tell for how long.
 const WRITE_RATE: f64 = 5e9;
-
-/// What was written, and through what it was copied.
-pub(super) type Written = (Drained, Option<Blocks>);
 
 /// GPU memory as it was, until it is in the image.
 pub(crate) struct Shadow {
@@ -55,8 +51,6 @@ pub(crate) struct Drain {
     has_ended: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
-    /// What was copied through. Letting go of it waits for all that the device is doing.
-    blocks: Mutex<Option<Blocks>>,
 }
 
 #[derive(Default)]
@@ -73,17 +67,13 @@ impl Shadow {
     /// `write` is called on a thread of its own once somebody waits for what comes of it.
     pub(super) fn begin(
         rooms: Vec<Room>,
-        write: impl FnOnce(&Drain) -> Result<Written> + Send + 'static,
+        write: impl FnOnce(&Drain) -> Result<Drained> + Send + 'static,
     ) -> Shadow {
         let drain = Arc::new(Drain::default());
         let told = drain.clone();
         let run = move || {
             told.await_begin();
-            let drained = write(&told).map(|(drained, blocks)| {
-                *lock(&told.blocks) = blocks;
-                drained
-            });
-            told.end(drained);
+            told.end(write(&told));
         };
         if let Err(source) = std::thread::Builder::new().name("drain".into()).spawn(run) {
             drain.end(Err(Error::Io { action: "start", path: "a thread".to_string(), source }));
@@ -147,7 +137,7 @@ impl Shadow {
         self.drain.stop.store(true, Ordering::Relaxed);
     }
 
-    /// What gives its memory back once it is drained, from whatever thread; the driver waits for all work of its devices.
+    /// What gives its memory back once it is drained, from whatever thread.
     pub(crate) fn emptying(&self) -> impl FnOnce() + Send + 'static {
         let (rooms, drain, gives_way) = (self.rooms.clone(), self.drain.clone(), self.gives_way);
         move || {
@@ -156,7 +146,6 @@ impl Shadow {
             }
             drain.begin();
             drop(drain.wait_for_end(|| true));
-            drop(lock(&drain.blocks).take());
             let mut rooms = lock(&rooms);
             for room in std::mem::take(&mut rooms.full) {
                 match room.empty() {
@@ -167,14 +156,14 @@ impl Shadow {
         }
     }
 
-    /// Its rooms, and what it was copied through, if it is drained and they have their memory yet: the next one can have them.
-    pub(crate) fn take_over(&self) -> Option<(Vec<Room>, Option<Blocks>)> {
+    /// Its rooms, if it is drained and they have their memory yet: the next one can have them.
+    pub(crate) fn take_over(&self) -> Option<Vec<Room>> {
         if self.gives_way || !matches!(*lock(&self.drain.state), State::Ended(_)) {
             return None;
         }
         let mut rooms = lock(&self.rooms);
         let is_whole = rooms.empty.is_empty() && !rooms.full.is_empty();
-        is_whole.then(|| (std::mem::take(&mut rooms.full), lock(&self.drain.blocks).take()))
+        is_whole.then(|| std::mem::take(&mut rooms.full))
     }
 
     /// Rooms that were emptied since this was asked.

@@ -85,8 +85,9 @@ pub(super) fn bring(client: &mut Client, state: &State, parts: &CodeParts) -> Re
     Ok(found)
 }
 
-/// Loads them, on a thread of its own, but for those that were loaded in their turn.
-pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) {
+/// Loads them, but for those that were loaded in their turn, on a thread of its own. With several GPUs the program is to run when
+/// that has ended.
+pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) -> Option<Beside<()>> {
     let functions = client.functions.iter().map(|(_, function)| function);
     let settings: HashMap<_, _> =
         functions.map(|function| ((function.module, &function.name), &function.settings)).collect();
@@ -102,11 +103,11 @@ pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) {
         rows.push((context.device.clone(), (row.module, row.name.clone()), piece.clone(), settings));
     }
     if rows.is_empty() {
-        return;
+        return None;
     }
     let turns = client.turns.clone();
     turns.announce(rows.iter().map(|(_, kernel, ..)| kernel.clone()));
-    std::thread::spawn(move || {
+    let load = move || {
         for (gpu, kernel, piece, settings) in rows {
             let load = |turn: &mut Turn<'_>| load(turn, &*gpu, (&kernel.1, piece, &settings));
             match gpu.bind().and_then(|()| turns.load_beside(&kernel, load)) {
@@ -116,7 +117,13 @@ pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) {
                 Err(code) => log::warn!("kernel {} was not loaded beside the program: {code}", kernel.1),
             }
         }
-    });
+        Ok(())
+    };
+    if client.has_several_gpus() {
+        return Some(Beside::begin(load));
+    }
+    std::thread::spawn(load);
+    None
 }
 
 /// A piece's bytes among those of all.

@@ -57,8 +57,11 @@ pub(super) struct LoadTask {
     pub arrivals: Arrivals,
 }
 
-/// What was read from and copied through.
-type UsedBuffers = Box<dyn Send>;
+/// What was read from.
+struct UsedBuffers {
+    views: Views,
+    resident: Option<Resident>,
+}
 
 pub(crate) struct Loading {
     work: Arc<LoadTask>,
@@ -174,8 +177,8 @@ impl Loading {
                 from,
                 ..Phase::default()
             };
-            let left: UsedBuffers = Box::new((blocks, views, resident));
-            Ok((phase, left, arrived))
+            drop(blocks);
+            Ok((phase, UsedBuffers { views, resident }, arrived))
         };
         let thread = std::thread::Builder::new().name("loading".into()).spawn(load);
         let thread =
@@ -315,7 +318,8 @@ impl Loading {
         let loaded =
             self.thread.take().map_or_else(panicked, |thread| thread.join().unwrap_or_else(|_| panicked()));
         let (phase, left, arrived) = loaded?;
-        later.push(move || drop(left));
+        later.push(move || drop(left.views));
+        left.resident.into_iter().for_each(|resident| later.unpin(resident));
         if self.work.hidden.is_none() {
             unmap_windows(client, &self.work.windows)?;
             restore_memory::protect(client, &self.work.state)?;

@@ -15,6 +15,7 @@ mod arrays;
 mod bare;
 mod beside;
 mod block;
+mod block_pool;
 mod cache;
 mod cache_fill;
 mod code_parts;
@@ -64,7 +65,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 pub(crate) use bare::{Physical, forget_bare, save_bare};
-pub(crate) use block::{BlockPool, Blocks, Preparing, Registered};
+pub(crate) use block::{Preparing, Registered};
+pub(crate) use block_pool::BlockPool;
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};
 pub(crate) use code_pre_copy::CodePreCopy;

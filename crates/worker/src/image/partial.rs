@@ -244,9 +244,9 @@ impl Partial {
             // Nobody waits for the rest.
             give_way(BESIDE_A_PROGRAM);
             let spans = spans(&self.shadowed, &work);
-            let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), &drain.stop)?;
+            let (copied, _) = copy_out::save(&gpus, blocks, &spans, Some(&known), &drain.stop)?;
             drop(spans);
-            Ok((draining.finish(work, self.bytes().copied, copied)?, blocks))
+            draining.finish(work, self.bytes().copied, copied)
         });
         shadow.guarding(guards)
     }

@@ -49,19 +49,12 @@ pub(crate) struct PreCopy {
     /// Knows the chunks that were written.
     pub(super) staging: Option<Staging>,
     pub(super) bytes: u64,
-    /// What they were copied through.
-    blocks: Option<Blocks>,
 }
 
 /// Where it is found once it is done.
 type Outcome = Arc<Mutex<PreCopy>>;
 
 impl PreCopy {
-    /// For what copies through the same.
-    pub(crate) fn take_blocks(&mut self) -> Option<Preparing> {
-        self.blocks.take().map(Preparing::Ready)
-    }
-
     /// The GPU has room for a copy of all, so that there is nothing to be written ahead.
     pub(crate) fn is_needless(&self) -> bool {
         self.why.is_empty()
@@ -101,10 +94,10 @@ pub(crate) fn begin(
 ) -> Result<std::result::Result<RunningPreCopy, PreCopy>> {
     let began = Instant::now();
     let client = &mut dispatcher.client;
-    let blocks = client.take_over_shadow();
+    client.take_over_shadow();
     let places = expected(client);
     let lack = transfer_path::lack(client, &places).map_err(device("tell its free memory"))?;
-    let Some(why) = lack else { return Ok(Err(PreCopy { blocks, ..PreCopy::default() })) };
+    let Some(why) = lack else { return Ok(Err(PreCopy::default())) };
     client.copy_rooms_give_way();
     let gpus = save_memory::gpus(client);
     let is_used = |index: usize| places.iter().any(|location| location.device == index);
@@ -139,7 +132,7 @@ pub(crate) fn begin(
             }
         }
     }
-    let preparing = contents::prepare_beside(any);
+    let preparing = contents::prepare_beside(any, client.gpus.block_pool());
     let outcome = Outcome::default();
     let told = outcome.clone();
     let writer =
@@ -148,7 +141,7 @@ pub(crate) fn begin(
         give_way(BESIDE_A_PROGRAM);
         let (ahead, phase) = writer.run(&places, preparing, why, began, &drain.stop)?;
         *told.lock().unwrap_or_else(PoisonError::into_inner) = ahead;
-        Ok(((Vec::new(), vec![phase]), None))
+        Ok((Vec::new(), vec![phase]))
     });
     let shadow = client.shadow.insert(shadow.giving_way());
     Ok(Ok(RunningPreCopy { drain: shadow.drain(), outcome }))
@@ -235,8 +228,8 @@ impl Writer {
             counts: [("rounds".to_string(), u64::from(rounds))].into(),
             ..Phase::default()
         };
-        let Writer { staging, blocks, bytes, .. } = self;
-        Ok((PreCopy { way, why, staging: Some(staging), bytes, blocks }, phase))
+        let Writer { staging, bytes, .. } = self;
+        Ok((PreCopy { way, why, staging: Some(staging), bytes }, phase))
     }
 
     /// False if it was of no use.

@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use rekindle_device::Device;
 use rekindle_store::{ContentHash, Encoding, Image, PartKind, bounded};
 
 use super::error::{Error, Result, device};
 use crate::dispatch::Dispatcher;
+use crate::host_memory::Pinned;
 
 /// So much is registered at once: a load waits for no more.
 const AT_ONCE: u64 = 64 << 20;
@@ -30,8 +30,6 @@ const AT_ONCE: u64 = 64 << 20;
 const MOST_FILES: usize = 32 << 10;
 /// Of files that are no whole pages, a mapping would show more than they have.
 const PAGE: u64 = 4096;
-/// What the program does goes before giving memory back, piece by piece.
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// A chunk's file.
 struct Stored {
@@ -187,15 +185,19 @@ impl Resident {
     }
 }
 
+impl Pinned for Resident {
+    fn unpin_some(&mut self) -> bool {
+        let Some(range) = self.registered.pop() else { return false };
+        if let Err(code) = self.device.bind().and_then(|()| self.device.host_unregister(range.start)) {
+            log::warn!("memory of what slept stays pinned in this worker: {code}");
+        }
+        true
+    }
+}
+
 impl Drop for Resident {
     fn drop(&mut self) {
-        let _ = self.device.bind();
-        for range in &self.registered {
-            if let Err(code) = self.device.host_unregister(range.start) {
-                log::warn!("memory of what slept stays pinned in this worker: {code}");
-            }
-            std::thread::sleep(PAUSE);
-        }
+        while self.unpin_some() {}
         // SAFETY: reserved by `reserve`, and nobody refers to what is mapped there any more: loads have ended.
         unsafe { libc::munmap(self.base.cast(), self.bytes as usize) };
     }

@@ -11,6 +11,7 @@ use rekindle_protocol::worker::{Cached, Phase, Recording};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
 use rekindle_store::{Image, PartKind};
 
+use super::beside::Beside;
 use super::block::Preparing;
 use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
@@ -198,7 +199,7 @@ pub(crate) fn restore(
     timer.lap("modules", 0);
     let in_pieces = state.pieces.len() as u64;
     timer.count([("loaded", state.modules.len() as u64 - in_pieces), ("in pieces", in_pieces)]);
-    kernels::load_beside(&dispatcher.client, &state, beside);
+    let kernels = kernels::load_beside(&dispatcher.client, &state, beside);
     graphs(&mut dispatcher.client, &state, in_own_part.end()?)?;
     join_files(dispatcher, &state, own_streams, again)?;
     if let Some(journal) = &mut journal {
@@ -207,6 +208,7 @@ pub(crate) fn restore(
         }
     }
     loading.check_present()?;
+    kernels.map_or(Ok(()), Beside::end)?;
     dispatcher.activity = Activity::Loading { loading, journal };
     timer.lap("GPU objects", 0);
     Ok(timer.phases())

@@ -38,7 +38,7 @@ pub(crate) fn blocks(client: &Client, contents: Contents) -> Option<Preparing> {
     let device = client.any_device().ok()?;
     match contents {
         Contents::Saved => Some(contents::prepare(device, client.gpus.block_pool())),
-        Contents::Shadowed => Some(contents::prepare_beside(device)),
+        Contents::Shadowed => Some(contents::prepare_beside(device, client.gpus.block_pool())),
         Contents::Left => None,
     }
 }

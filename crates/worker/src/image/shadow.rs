@@ -193,9 +193,9 @@ impl Copies {
             let known = |location: &PartLocation, piece| hashes.as_ref()?.of(location, piece);
             let spans = runs::spans(&runs, &work);
             draining = draining.after(drain, |enough| copy_out::new_bytes(&spans, &known, enough))?;
-            let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), &drain.stop)?;
+            let (copied, _) = copy_out::save(&gpus, blocks, &spans, Some(&known), &drain.stop)?;
             drop(spans);
-            Ok((draining.finish(work, runs::bytes(&runs), copied)?, blocks))
+            draining.finish(work, runs::bytes(&runs), copied)
         });
         match enqueued {
             Some(copies) => shadow.coming_behind(copies),

@@ -36,8 +36,9 @@ impl Common {
     pub(super) fn new(opened: OpenedDriver) -> std::result::Result<Arc<Common>, OpenError> {
         let settings = Settings::from_env()?;
         let made = Gpus::new(opened, settings).and_then(|gpus| {
-            let block_pool = BlockPool::new(gpus.open(0)?.device.clone());
-            stock(&block_pool);
+            let device = gpus.open(0)?.device.clone();
+            let block_pool = BlockPool::shared(device.clone());
+            stock(&block_pool, device);
             Ok(Common {
                 gpus,
                 block_pool,
