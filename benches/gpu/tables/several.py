@@ -1,4 +1,4 @@
-"""Programs that use two GPUs, from `h100-several.json`."""
+"""Programs that use two GPUs, from `h200-several.json`."""
 
 
 def figures(results):
