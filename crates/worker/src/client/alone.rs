@@ -5,7 +5,9 @@
 //! all, also those that the GPU's work [may wait for](Client::work_needs_requests): a kernel on another GPU that was not launched
 //! yet, a value that another thread is to write. So where that may be, who asks waits until the GPU has nothing to do, and others
 //! go on. And nothing is loaded for a launch: kernels of modules are loaded with these, those of libraries when they are looked up,
-//! as by a driver, and those of an image with several GPUs before its program runs.
+//! and those of an image with several GPUs before its program runs. Elsewhere kernels of modules are loaded when they are looked up,
+//! for a kernel that runs may wait for what the program does once it has launched another; those of libraries when they are first
+//! used, as by a driver.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +21,7 @@ use serde::Deserialize;
 
 use super::{Client, FunctionObject, ModuleObject};
 
-/// A GPU that others never leave without work is not waited for any longer.
+/// A GPU that others give work again and again is not waited for any longer.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// A request that was taken from its ring.
@@ -95,10 +97,10 @@ impl Client {
         match self.marks(device) {
             Err(code) => Some(encode_reply::<()>(&Err(code))),
             Ok(events) if events.is_empty() || Instant::now() >= limit => self.perform(&request),
-            // What others enqueue meanwhile is waited for too.
+            // What others enqueue meanwhile is waited for too. What the GPU has now always is: it may take as long as it takes.
             Ok(events) => {
                 let origin = request.origin;
-                self.wait_for(origin, device, events, Some(limit), move |client, result| match result {
+                self.wait_for(origin, device, events, move |client, result| match result {
                     Ok(()) => client.do_alone_by(device, request, limit),
                     Err(code) => Some(encode_reply::<()>(&Err(code))),
                 });

@@ -9,7 +9,7 @@ use rekindle_cuda::{
 };
 use rekindle_device::{
     Code, Device, Function, FunctionInfo, GpuKind, KernelSetting, KernelSettings, LinkInput, LoadError,
-    Loaded, Module, Result,
+    Loaded, Module, ModuleKind, Result,
 };
 use rekindle_protocol::operation::{
     Answer, CodeSource, FunctionFound, FunctionGet, FunctionSet, GlobalGet, Id, ModuleLoad, ModuleLoaded,
@@ -207,13 +207,14 @@ impl Client {
         }
         let module = self.modules.get(module_id)?;
         let (device, whole) = (module.device, module.body.whole());
+        let is_loaded_later = module.kind == ModuleKind::Library && !self.work_needs_requests();
         let told = match whole {
             Some(_) => None,
             None => self.prepared(module_id)?.info(name),
         };
         let (handle, at, info) = match told {
-            // It is loaded when it is first used. What keeps it from being loaded is told then, too.
-            Some(info) if !self.work_needs_requests() => (None, 0, info),
+            Some(info) if is_loaded_later => (None, 0, info),
+            // What keeps it from being loaded is told to who uses it.
             Some(info) => (self.piece(module_id, name, &KernelSettings::default()).ok(), 0, info),
             None => {
                 let (handle, at) = match whole {

@@ -27,8 +27,6 @@ struct Pending {
     device: usize,
     events: Vec<Awaited>,
     since: Instant,
-    /// It is over then at the latest.
-    limit: Option<Instant>,
     /// Whether it is answered `false` if the program is to stand still.
     gives_way: bool,
     then: Then,
@@ -225,23 +223,22 @@ impl Client {
         events: Vec<Awaited>,
         then: impl FnOnce(&mut Client) -> Result<T> + 'static,
     ) -> Answer<T> {
-        self.wait_for(origin, device, events, None, move |client, result| {
+        self.wait_for(origin, device, events, move |client, result| {
             Some(encode_reply(&result.and_then(|()| then(client))))
         });
         Answer::Later
     }
 
-    /// Has an answer given when all of this has come, or at the limit.
+    /// Has an answer given when all of this has come.
     pub(super) fn wait_for(
         &mut self,
         origin: Origin,
         device: usize,
         events: Vec<Awaited>,
-        limit: Option<Instant>,
         then: impl FnOnce(&mut Client, Result<()>) -> Option<Vec<u8>> + 'static,
     ) {
         let (since, then) = (Instant::now(), Box::new(then));
-        let pending = Pending { ring: origin.ring, device, events, since, limit, gives_way: false, then };
+        let pending = Pending { ring: origin.ring, device, events, since, gives_way: false, then };
         self.waiting.pending.push(pending);
     }
 
@@ -343,10 +340,7 @@ impl Client {
 
     /// Whether a wait is over, and how.
     fn look(&mut self, at: usize) -> Option<Result<()>> {
-        let Pending { device, limit, .. } = self.waiting.pending[at];
-        if limit.is_some_and(|limit| Instant::now() >= limit) {
-            return Some(Ok(()));
-        }
+        let device = self.waiting.pending[at].device;
         if let Err(code) = self.bind(device) {
             return Some(Err(code));
         }
