@@ -81,19 +81,19 @@ def test_prints_follow_the_programs_output(rekindle, compiled):
     assert sum(line.startswith("thread ") for line in lines) == 5 and lines[-1] == "ok"
 
 
-# Three kernels in two modules, of which two are launched.
+# A module whose kernel is looked up, which loads it, and a library with two that are, of which one is launched.
 CODE = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-import numpy as np
-from gpu import Module, open_device, upload
+from gpu import Module, call, compile_ptx, open_device, pack
 open_device()
-modules = [Module('__device__ int counted; extern "C" __global__ void a(int *at) { at[0] += ++counted; } extern "C" __global__ void b() {}')]
-modules.append(Module('extern "C" __global__ void c(int *at) { at[0] += 1; }'))
-at = upload(np.zeros(4, np.int32))
-functions = [module.function(name) for module, name in ((modules[0], "a"), (modules[0], "b"), (modules[1], "c"))]
-modules[0].a(1, 1, np.uint64(int(at)))
-modules[1].c(1, 1, np.uint64(int(at)))
+module = Module('__device__ int counted; extern "C" __global__ void a(int *at) { at[0] += ++counted; }')
+module.function("a")
+text = 'extern "C" __global__ void b() {} extern "C" __global__ void c(int n) {}'
+library = call("cuLibraryLoadData", compile_ptx(text), [], [], 0, [], [], 0)
+b, c = (call("cuLibraryGetKernel", library, name) for name in (b"b", b"c"))
+slots, pointers = pack([1])
+call("cuLaunchKernel", int(c), 1, 1, 1, 1, 1, 1, 0, 0, pointers.ctypes.data, 0)
 print("ready", flush=True)
 time.sleep(600)
 """
