@@ -283,7 +283,7 @@ impl Device for EmulatedDevice {
     }
 
     fn module_unload(&self, module: Module) -> Result<()> {
-        self.context.scheduler.wait_all()?;
+        self.check()?;
         let removed = self.modules.lock().remove(module)?;
         drop(removed);
         Ok(())
