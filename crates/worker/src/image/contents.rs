@@ -69,7 +69,7 @@ pub(super) fn to_load(work: &[(PartLocation, &Part)], sources: &Sources<'_>, ord
 }
 
 /// Loads each part's contents, checked, to its place. `whole` is told when all of a part is there. Returns the blocks that
-/// it has used: letting go of them waits for all that the device is doing, and holds up what is to come.
+/// it has used.
 pub(super) fn load(
     gpus: &Gpus,
     blocks: Option<Preparing>,
