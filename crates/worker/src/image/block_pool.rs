@@ -92,3 +92,49 @@ impl BlockPool {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rekindle_device::Platform;
+    use rekindle_emulated::Config;
+
+    use super::*;
+
+    const BLOCK: usize = 8 << 20;
+
+    fn platform() -> Arc<dyn Platform> {
+        rekindle_emulated::platform(&Config::default()).unwrap()
+    }
+
+    #[test]
+    fn what_comes_back_is_taken_again_or_forgotten_piece_by_piece() {
+        let platform = platform();
+        let (device, block_pool) = (platform.open(0).unwrap(), Arc::<BlockPool>::default());
+        let take = || block_pool.take(device.clone(), BLOCK, 3);
+        let blocks = take().wait().unwrap();
+        assert!(block_pool.is_empty());
+        drop(blocks);
+        assert!(matches!(take(), Preparing::Ready(_)));
+        block_pool.unpin_some();
+        // The device knows only some of what is left.
+        let another = take();
+        assert!(matches!(another, Preparing::Begun(_)));
+        let another = another.wait().unwrap();
+        let more = std::iter::from_fn(|| (!block_pool.is_empty()).then(|| block_pool.unpin_some()));
+        assert_eq!(more.take(9).count(), 2);
+        drop(another);
+        assert!(!block_pool.is_empty());
+    }
+
+    #[test]
+    fn shared_contexts_keep_one_of_each_size() {
+        let platform = platform();
+        let device = platform.open(0).unwrap();
+        let block_pool = BlockPool::shared(device.clone());
+        let take = |count| block_pool.take(device.clone(), BLOCK, count);
+        let some = [1, 1, 2].map(|count| take(count).wait().unwrap());
+        drop(some);
+        let again = [1, 2].map(take);
+        assert!(again.iter().all(|one| matches!(one, Preparing::Ready(_))) && block_pool.is_empty());
+    }
+}
