@@ -103,3 +103,16 @@ def test_gpus_whose_kernels_wait_for_each_other_come_to_a_stand(rekindle, gpus, 
         rekindle("restore", image, "--name", f"from-{image}", "--gpu", scene.gpu, "-d")
         scene.goes_on(f"from-{image}")
     assert scene.steps("from-stopped")[0] == before[-1] + 1
+
+
+def test_kernels_that_wait_for_each_other_run_while_an_image_is_loaded(rekindle):
+    gpu = "emulated:devices=2,bandwidth=20M"
+    scene = Scene(rekindle, 2, MEET, gpu=gpu)
+    # The first GPU's kernel waits for one that is launched once the program waits for the first, and all of that while it is loaded.
+    settings = {"MEET_PACE": 0.2, "MEET_LATE": 0.3, "MEET_BYTES": 20 << 20}
+    scene.begin("a", *(word for name, value in settings.items() for word in ("--env", f"{name}={value}")))
+    scene.goes_on("a")
+    rekindle("checkpoint", "a", "--to", "image", "--stop", limit=20)
+    before = scene.steps("a")
+    rekindle("restore", "image", "--name", "b", "--gpu", gpu, "-d")
+    scene.follows("b", before)

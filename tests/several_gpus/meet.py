@@ -3,7 +3,8 @@
 In each step a kernel on each GPU raises its flag to the step's number in memory of the first GPU, and waits for the flags of all. So
 no kernel of a step ends before all have begun. The steps of each GPU are launched by a thread of its own, or all by one with
 `MEET_THREADS=one`; the last GPU is late with each by `MEET_LATE` seconds, which the others wait for in their kernels. With
-`MEET_LOADS` code is loaded behind each fourth kernel that waits, and unloaded. Of numbers that the first GPU steps too it prints `STEP HASH`.
+`MEET_LOADS` code is loaded behind each fourth kernel that waits, and unloaded. Of numbers that the first GPU steps too it prints `STEP
+HASH`, and pauses for `MEET_PACE` seconds. That GPU has `MEET_BYTES` more that nothing uses.
 """
 
 import hashlib
@@ -31,8 +32,9 @@ extern "C" __global__ void mix(unsigned *to, unsigned k) {
 N = 256
 LATE = float(os.environ.get("MEET_LATE", 0))
 LOADS = bool(os.environ.get("MEET_LOADS"))
-# Seconds; what it prints is to be read as fast as that.
-PACE = 0.01
+# What it prints is to be read as fast as that.
+PACE = float(os.environ.get("MEET_PACE", 0.01))
+BYTES = int(os.environ.get("MEET_BYTES", 1))
 
 
 class Gpu:
@@ -89,6 +91,7 @@ def main(count):
     for gpu in gpus[1:]:
         gpu.reaches(gpus[0])
     first = First(gpus[0])
+    upload(np.random.default_rng(1).integers(0, 256, BYTES, np.uint8))
     flags = upload(np.zeros(count, np.uint32))
     if os.environ.get("MEET_THREADS") == "one":
         while True:

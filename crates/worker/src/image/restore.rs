@@ -98,8 +98,10 @@ pub(crate) fn restore(
     };
     dispatcher.client.directory = directory;
     dispatcher.client.board_name = state.board.clone();
-    // What others have too is there for all of them at once.
-    let can_wait = left.is_empty()
+    // Where requests run ahead, one that answers holds up all until what ran ahead has ended; with several GPUs that may wait for
+    // those that are held up. And what others have too is there for all of them at once.
+    let can_wait = !dispatcher.client.has_several_gpus()
+        && left.is_empty()
         && lent.is_empty()
         && state.ipc.is_empty()
         && state.arrays.is_empty()
