@@ -8,16 +8,28 @@ from pathlib import Path
 PROGRAM = Path(__file__).parent / "several_gpus/exchange.py"
 
 
-class Exchange:
+class Mended:
+    """A program whose worker is killed."""
+
+    def __init__(self, rekindle, name):
+        self.rekindle, self.name = rekindle, name
+
+    def row(self):
+        return self.rekindle.sandbox(self.name)
+
+    def kill_worker(self):
+        (worker,) = self.row()["workers"]
+        os.kill(worker, signal.SIGKILL)
+
+
+class Exchange(Mended):
     def __init__(self, rekindle, gpu, *options, name="exchange"):
-        self.rekindle, self.gpu, self.name, self.place = rekindle, gpu, name, rekindle.root / name
+        super().__init__(rekindle, name)
+        self.gpu, self.place = gpu, rekindle.root / name
         self.place.mkdir()
         rekindle("run", "-d", "--name", name, "--gpu", gpu, *options, "--", sys.executable, PROGRAM, self.place)
         lines = rekindle.wait_lines(name, 1)
         assert lines[:1] == ["ready"], lines
-
-    def row(self):
-        return self.rekindle.sandbox(self.name)
 
     def steps(self):
         try:
@@ -30,10 +42,6 @@ class Exchange:
         before = self.steps()
         self.rekindle.wait(lambda: self.steps() >= before + steps or not self.row()["pid"], f"{self.name} to come farther")
         assert self.row()["pid"], self.rekindle.lines(self.name)[-3:]
-
-    def kill_worker(self):
-        (worker,) = self.row()["workers"]
-        os.kill(worker, signal.SIGKILL)
 
     def ends(self, at=None):
         """What it has printed is, to the last bit, what it prints where nobody disturbs it. `at`: the node that it ends at."""

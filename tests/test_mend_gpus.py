@@ -7,10 +7,12 @@ import sys
 import time
 
 import pytest
-from exchange import Exchange
+from exchange import Exchange, Mended
 from rekindle import Rekindle
 from test_features import FEATURES
+from test_ipc import Scene
 from test_migration_gpus import FIRST, ONE_STAYS
+from test_several_gpus import MEET
 from test_several_gpus import PROGRAM as AT_REST
 
 
@@ -33,14 +35,38 @@ def test_what_is_at_rest_goes_on(rekindle, gpu):
     go = rekindle.root / "go"
     rekindle("run", "-d", "--mend", "--name", "program", "--gpu", gpu, "--", sys.executable, AT_REST, go)
     assert rekindle.wait_lines("program", 1)[:1] == ["ready"], rekindle.lines("program")
-    mending = lambda: rekindle.sandbox("program")["mending"]
+    program = Mended(rekindle, "program")
+    mending = lambda: program.row()["mending"]
     rekindle.wait(lambda: mending()["on"] and mending()["journal_bytes"] == 0, "a base with all that it has asked for")
-    program = Exchange.__new__(Exchange)
-    program.rekindle, program.name = rekindle, "program"
     program.kill_worker()
     is_mended(program, 1)
     go.touch()
     assert rekindle.wait_end("program") == ["ready", "ok"]
+
+
+def meeting(rekindle, *settings):
+    options = ("--mend", *(word for setting in settings for word in ("--env", setting)))
+    return Scene(rekindle, 2, MEET, gpu=FIRST).begin("meeting", *options), Mended(rekindle, "meeting")
+
+
+@pytest.mark.parametrize("late", ["0", "0.02"])
+@pytest.mark.parametrize("threads", ["one", "each"])
+def test_kernels_that_wait_for_each_other_are_launched_once_more(rekindle, threads, late):
+    scene, program = meeting(rekindle, f"MEET_THREADS={threads}", f"MEET_LATE={late}")
+    moment = random.Random(threads)
+    for times in range(4):
+        is_on(program)
+        time.sleep(moment.uniform(0, 0.1))
+        program.kill_worker()
+        is_mended(program, times + 1)
+        scene.goes_on(program.name)
+
+
+def test_code_that_is_loaded_behind_kernels_that_wait_holds_up_nobody(rekindle):
+    scene, program = meeting(rekindle, "MEET_LOADS=1", "MEET_LATE=0.02")
+    for _ in range(5):
+        is_on(program)
+        scene.goes_on(program.name)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -388,7 +388,7 @@ impl Dispatcher {
     /// The GPU that a request has to itself. What may be done once more is done in the order in which it comes.
     fn alone_on(&mut self, record: &Record<'_>) -> Option<usize> {
         let device = self.client.alone_on(record.opcode, record.body)?;
-        let is_once = self.mend.is_none() && self.journal().is_none();
+        let is_once = self.journal().is_none_or(|journal| !journal.has_admitted());
         is_once.then_some(device)
     }
 

@@ -45,6 +45,12 @@ pub(crate) trait Pinned: Send {
     fn unpin_some(&mut self) -> bool;
 }
 
+impl Pinned for HostMemory {
+    fn unpin_some(&mut self) -> bool {
+        self.registration.take().is_some()
+    }
+}
+
 /// Nothing in this process refers to it but copies, which its owner waits for before it is dropped.
 pub(crate) struct HostMemory {
     // Before the mapping, so that the GPU has forgotten it when that goes.

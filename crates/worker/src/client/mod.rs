@@ -64,7 +64,7 @@ use crate::image::{Shadow, Unused};
 use crate::ipc::Ipc;
 use crate::link::Link;
 use crate::memory::{Heap, VirtualMemory};
-use crate::ondemand::HostCopies;
+use crate::ondemand::Told;
 use crate::printed::ProgramOutput;
 
 pub(crate) use crate::memory::Pinned;
@@ -153,7 +153,7 @@ pub(crate) struct Client {
     /// Faults are to be mended, and the program is not to see them.
     pub mending: Option<Mending>,
     /// Copies to the host that are noted where the loss of this worker is to be mended.
-    pub told: HostCopies,
+    pub told: Told,
     /// This worker has started again to mend one.
     pub mended: bool,
     /// Whatever it has allocated has memory, also where that would come at the first use.
@@ -237,7 +237,7 @@ impl Client {
             pinned: Vec::new(),
             pinned_is_followed: false,
             mending: None,
-            told: HostCopies::default(),
+            told: Told::default(),
             mended: false,
             has_memory_at_once: false,
             lacking: None,

@@ -163,15 +163,20 @@ impl Client {
     /// A transfer that could not be issued must not hold up those after it.
     fn abandon_if_failed(&mut self, origin: Origin, device: u8, end: u64, issued: Result<()>) -> Result<()> {
         if issued.is_err() {
-            self.close_batch(origin.ring);
+            self.needs_no_transfer(origin.ring, device, end);
             // The program is told on the device that the transfer was for.
             let _ = self.bind(device.into());
-            let work = self.waiting.assumed.work();
-            let closed = Closed { device: usize::from(device), event: None, end, down: None, work };
-            self.threads[origin.ring].lane.closed.push_back(closed);
-            self.waiting.transfers += 1;
         }
         issued
+    }
+
+    /// The ring's staging area is not needed up to this position but for transfers before.
+    pub(crate) fn needs_no_transfer(&mut self, ring: usize, device: u8, end: u64) {
+        self.close_batch(ring);
+        let work = self.waiting.assumed.work();
+        let closed = Closed { device: usize::from(device), event: None, end, down: None, work };
+        self.threads[ring].lane.closed.push_back(closed);
+        self.waiting.transfers += 1;
     }
 
     /// Makes the unit of a staging area that begins there known to the device.

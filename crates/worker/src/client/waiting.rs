@@ -29,6 +29,8 @@ struct Pending {
     since: Instant,
     /// Whether it is answered `false` if the program is to stand still.
     gives_way: bool,
+    /// It was answered before, by another worker.
+    is_answered: bool,
     then: Then,
 }
 
@@ -90,6 +92,12 @@ impl Waiting {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.is_settled() && self.frees == 0
+    }
+
+    /// The ring's request that waits was answered before.
+    pub(crate) fn is_answered(&mut self, ring: usize) {
+        let of_ring = self.pending.iter_mut().filter(|pending| pending.ring == ring);
+        of_ring.for_each(|pending| pending.is_answered = true);
     }
 
     /// A request was done, which may have had a stream wait for something.
@@ -204,6 +212,7 @@ impl Client {
         }
         for pending in self.waiting.pending.extract_if(.., |pending| pending.gives_way).collect::<Vec<_>>() {
             self.let_go(pending.device, pending.events);
+            self.forget_answer(pending.ring);
             self.reply(pending.ring, &encode_reply(&Ok(false)));
         }
     }
@@ -238,7 +247,8 @@ impl Client {
         then: impl FnOnce(&mut Client, Result<()>) -> Option<Vec<u8>> + 'static,
     ) {
         let (since, then) = (Instant::now(), Box::new(then));
-        let pending = Pending { ring: origin.ring, device, events, since, gives_way: false, then };
+        let (ring, gives_way, is_answered) = (origin.ring, false, false);
+        let pending = Pending { ring, device, events, since, gives_way, is_answered, then };
         self.waiting.pending.push(pending);
     }
 
@@ -338,6 +348,16 @@ impl Client {
         progress
     }
 
+    /// Whether what a ring's request waits for has come; then it was done.
+    pub(crate) fn has_come(&mut self, ring: usize) -> bool {
+        let Some(at) = self.waiting.pending.iter().position(|pending| pending.ring == ring) else {
+            return true;
+        };
+        let Some(result) = self.look(at) else { return false };
+        self.finish(at, result);
+        self.waiting.pending.iter().all(|pending| pending.ring != ring)
+    }
+
     /// Whether a wait is over, and how.
     fn look(&mut self, at: usize) -> Option<Result<()>> {
         let device = self.waiting.pending[at].device;
@@ -382,8 +402,9 @@ impl Client {
         self.tell_late_failures();
         self.note_failure(pending.device, &reply);
         // Whoever goes on in place of this worker answers.
-        if !self.is_broken() {
+        if !self.is_broken() && !pending.is_answered {
             self.note_told();
+            self.note_answer(pending.ring);
             self.reply(pending.ring, &reply);
         }
     }

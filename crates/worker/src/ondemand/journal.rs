@@ -18,14 +18,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FallocateFlags, fallocate, posix_fallocate};
+use rekindle_device::Access;
 use rekindle_protocol::operation::{Asynchronous, Upload};
 
+use crate::host_memory::HostMemory;
+
 mod entry;
+mod mark;
 #[cfg(test)]
 mod tests;
 
 pub(super) use entry::{Entry, Flags};
-use entry::{FAILED, HEAD, Lasting, MAKING, TOLD, lasting, read};
+use entry::{FAILED, HEAD, Lasting, MAKING, lasting, read};
+pub(super) use mark::{Mark, marked, unmarked};
 
 /// More bytes than this are not kept: what would come then waits until all memory is there.
 pub(super) const MOST_BYTES: usize = 64 << 20;
@@ -159,7 +164,7 @@ impl Journal {
     }
 
     /// Whether the request that is being done is here.
-    pub(super) fn has_admitted(&self) -> bool {
+    pub(crate) fn has_admitted(&self) -> bool {
         self.admitted.is_some()
     }
 
@@ -391,23 +396,10 @@ impl Journal {
         self.admitted
     }
 
-    /// Where the flags and the trailer of an entry lie that is to be [noted](Journal::note_told).
-    pub(super) fn mark(&self, at: usize) -> *mut u8 {
+    /// Notes what becomes of an entry that has a trailer for it.
+    pub(super) fn mark(&self, at: usize) -> Mark {
         // SAFETY: `at` is the start of an entry.
-        unsafe { self.base().add(PAGE + at) }
-    }
-
-    /// What the entry there has brought to the host is there: this is its hash, for which the trailer has room.
-    pub(super) fn note_told(mark: *mut u8, hash: u64) {
-        // SAFETY: a mark of an entry with a trailer of eight bytes, behind a body as long as its third word says; its flags are
-        // its sixth word.
-        unsafe {
-            let body = u32::from_le(mark.add(8).cast::<u32>().read_unaligned()) as usize;
-            mark.add(HEAD + body).cast::<u64>().write_unaligned(hash.to_le());
-            let flags = mark.add(20).cast::<u32>();
-            std::sync::atomic::fence(Ordering::Release);
-            flags.write_unaligned(flags.read_unaligned() | TOLD.to_le());
-        }
+        Mark::new(unsafe { self.base().add(PAGE + at) }, &self.page().next)
     }
 
     pub(super) fn is_settled(&self) -> bool {
@@ -466,6 +458,14 @@ impl Journal {
             }
         }
         staged
+    }
+
+    /// The entries, in memory that a GPU can be told of for longer than this journal is used.
+    pub(super) fn entries_for_gpu(&self) -> io::Result<(HostMemory, u64)> {
+        let file = OwnedFd::from(self.file.try_clone()?);
+        let memory = HostMemory::map(&file, (PAGE + self.bytes()) as u64, Access::ReadWrite)?;
+        let entries = memory.address() + PAGE as u64;
+        Ok((memory, entries))
     }
 
     /// Where the entries lie in memory.

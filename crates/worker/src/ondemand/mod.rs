@@ -46,7 +46,7 @@ pub(crate) use again::{ARGUMENT, do_again, main};
 pub(crate) use conversations::{Conversations, Daemon, wait_for_close, wait_for_parting, wait_readable};
 pub(crate) use error::OnDemandError;
 pub(crate) use journal::Journal;
-pub(crate) use mend::{HostCopies, Mend, MendTakeover, take_up};
+pub(crate) use mend::{Mend, MendTakeover, Told, take_up};
 pub(crate) use needs::{Needs, TouchedMemory, needs};
 pub(crate) use reach::{RequestReach, reach};
 pub(crate) use replace::{go_on, restore};

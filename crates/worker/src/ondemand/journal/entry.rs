@@ -14,7 +14,7 @@ pub(super) const FAILED: u32 = 1;
 pub(super) const ASIDE: u32 = 2;
 /// The bytes that it brought to the host are there, and their hash is here.
 pub(super) const TOLD: u32 = 4;
-/// It was not answered at once; the trailer has how many answers its ring had had.
+/// It may be answered later.
 pub(super) const WAIT: u32 = 8;
 
 /// One request.

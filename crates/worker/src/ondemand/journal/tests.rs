@@ -144,7 +144,7 @@ fn what_was_told_is_noted_with_its_hash() {
     assert!(journal.has_room(100));
     let at = journal.admit(&Entry { trailer: &[0; 8], flags: Flags::default(), ..entry(0, 1, 0) });
     assert!(!journal.at(at).unwrap().flags.is_told());
-    Journal::note_told(journal.mark(at), 0x0123_4567_89ab_cdef);
+    journal.mark(at).brought(0x0123_4567_89ab_cdef);
     let found = journal.at(at).unwrap();
     assert!(found.flags.is_told() && !found.flags.waits());
     assert_eq!((found.body, found.staged), (&b"body"[..], &b"staged"[..]));
@@ -166,7 +166,7 @@ fn another_journal_begins_at_a_cut_of_the_one_before() {
     let told = Entry { trailer: &[0; 8], ..entry(0, 4, 2) };
     let told = before.push(&told);
     before.push(&making(3));
-    Journal::note_told(before.mark(told), 7);
+    before.mark(told).brought(7);
     let opcodes =
         |journal: &Journal| journal.requests().map(|entry| (entry.opcode, entry.ticket)).collect::<Vec<_>>();
     for (lasts, prefix) in [(true, vec![(StreamCreate::OPCODE, 0)]), (false, vec![])] {
@@ -182,4 +182,27 @@ fn another_journal_begins_at_a_cut_of_the_one_before() {
         );
     }
     assert_eq!(opcodes(&before).len(), 4);
+}
+
+#[test]
+fn what_the_program_is_told_is_noted_with_the_next_request_also_where_it_was_moved() {
+    let file = || OwnedFd::from(crate::successor::memory_file(&[]).unwrap());
+    let (mut before, mut after) = (Journal::new(file()).unwrap(), Journal::new(file()).unwrap());
+    let of = |journal: &Journal, at| marked(journal.at(at).unwrap().trailer);
+    let trailer = unmarked(5);
+    let wait = |ticket| Entry { trailer: &trailer, flags: Flags::WAIT, ..entry(0, 1, ticket) };
+    let earlier = before.push(&wait(0));
+    let cut = before.bytes();
+    let (one, other) = (before.push(&wait(1)), before.push(&wait(2)));
+    before.done(2, None);
+    assert_eq!(of(&before, one), Some((5, None)));
+    before.mark(one).told();
+    assert_eq!((of(&before, one), of(&before, other)), (Some((5, Some(3))), Some((5, None))));
+    assert!(after.begin_at(&before, cut, false, 9));
+    let (from, to) = (before.mark(cut), after.mark(after.based_at()));
+    let moved = before.mark(other).moved(from, to).unwrap();
+    moved.told();
+    let place = after.based_at() + other - cut;
+    assert_eq!((of(&after, place), of(&before, other)), (Some((5, Some(9))), Some((5, None))));
+    assert!(before.mark(earlier).moved(from, to).is_none());
 }

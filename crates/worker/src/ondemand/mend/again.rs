@@ -2,84 +2,118 @@
 
 use std::time::Duration;
 
-use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_protocol::operation::{
-    Asynchronous, Copy, Download, EventAwait, EventElapsed, EventQuery, EventSynchronize, Id, MemoryFree,
-    Origin, StreamAwait, StreamQuery, StreamRoom, StreamSynchronize, Synchronous, Upload, dispatch,
-};
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CuResult};
+use rekindle_device::{Event, Result};
+use rekindle_protocol::operation::{Asynchronous, Copy, Download, Origin, ReplyHead, Upload, dispatch};
 
-use crate::client::Client;
-use crate::ondemand::journal::Entry;
+use super::tells;
+use crate::client::{Client, Thread};
+use crate::ondemand::journal::{Entry, Mark, marked};
 
-/// How often it is looked whether the GPU has done all.
+/// How often it is looked whether the GPU has come so far.
 pub(super) const LOOK: Duration = Duration::from_micros(50);
 
-/// A request that waited, unless it was answered. One that gives memory back is done in any case.
-pub(super) fn wait_again(
-    client: &mut Client,
-    devices: &[usize],
-    entry: &Entry<'_>,
-) -> rekindle_device::Result<()> {
-    let count = entry.trailer.try_into().map_or(u64::MAX, u64::from_le_bytes);
-    let answered = client
-        .threads
-        .get(entry.ring)
-        .is_none_or(|thread| u64::from(thread.ring.header().reply.count()) != count);
-    if answered {
-        awaited(client, devices, entry)?;
-        if entry.opcode != MemoryFree::OPCODE {
-            return Ok(());
+/// What the program was told that it had waited for: what it asked for then comes after that.
+#[derive(Default)]
+pub(super) struct Awaited<'j> {
+    /// Each with the request before which it was told.
+    open: Vec<(u64, What<'j>)>,
+}
+
+enum What<'j> {
+    /// The request of this ring that waits.
+    Request(usize),
+    /// A question, which is answered with yes.
+    Question(Entry<'j>),
+    Copy {
+        device: usize,
+        event: Event,
+    },
+}
+
+impl<'j> Awaited<'j> {
+    /// A request that waits. One that was answered is not answered again.
+    pub(super) fn begin(&mut self, client: &mut Client, entry: Entry<'j>, mark: Mark) -> Result<()> {
+        let Some((count, told)) = marked(entry.trailer) else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        let has_more = |thread: &Thread| u64::from(thread.ring.header().reply.count()) != count;
+        let is_answered = client.threads.get(entry.ring).is_none_or(has_more);
+        let ask = |client: &mut Client| ask(client, &entry);
+        match (is_answered, told) {
+            (false, _) => match ask(client)? {
+                None => client.told.expect_answer(entry.ring, mark),
+                Some(reply) => {
+                    mark.told();
+                    client.reply(entry.ring, &reply);
+                }
+            },
+            // It was sent away so that the program would come to a stand, and asks again.
+            (true, None) => {}
+            (true, Some(before)) => match ask(client)? {
+                None => {
+                    client.waiting.is_answered(entry.ring);
+                    self.open.push((before, What::Request(entry.ring)));
+                }
+                Some(reply) if is_yes(&entry, &reply)? => {}
+                Some(_) => self.open.push((before, What::Question(entry))),
+            },
+        }
+        Ok(())
+    }
+
+    /// The program was told that a copy behind which this event is has ended, before this request.
+    pub(super) fn copy(&mut self, device: usize, event: Event, before: Option<u64>) {
+        self.open.push((before.unwrap_or(u64::MAX), What::Copy { device, event }));
+    }
+
+    /// Waits for all that the program was told before it asked for this.
+    pub(super) fn catch_up(&mut self, client: &mut Client, request: u64) -> Result<()> {
+        for (_, what) in self.open.extract_if(.., |(before, _)| *before <= request) {
+            while !has_come(client, &what)? {
+                std::thread::sleep(LOOK);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn has_come(client: &mut Client, what: &What<'_>) -> Result<bool> {
+    match what {
+        What::Request(ring) => Ok(client.has_come(*ring)),
+        What::Question(entry) => ask(client, entry)?.map_or(Ok(true), |reply| is_yes(entry, &reply)),
+        What::Copy { device, event } => {
+            let has_come = client.on(*device)?.event_query(*event)?;
+            if has_come {
+                client.give_event(*device, *event);
+            }
+            Ok(has_come)
         }
     }
+}
+
+/// Whether a question is answered with yes. What could not be asked is an error.
+fn is_yes(entry: &Entry<'_>, reply: &[u8]) -> Result<bool> {
+    match status(reply) {
+        CUDA_ERROR_NOT_READY => Ok(false),
+        status => status.ok().map(|()| tells(entry.opcode, Some(reply))),
+    }
+}
+
+fn status(reply: &[u8]) -> CuResult {
+    let head = reply.get(..ReplyHead::BYTES).and_then(|head| head.try_into().ok());
+    head.map_or(CuResult(0), |head| CuResult(ReplyHead::decode(head).status))
+}
+
+/// What a request that waits is answered with at once, if it is. A fault is an error.
+fn ask(client: &mut Client, entry: &Entry<'_>) -> Result<Option<Vec<u8>>> {
     let mut failure = Ok(());
     let failed = |_: &mut Client, _, code| failure = Err(code);
     let answer = dispatch(client, Origin { ring: entry.ring }, entry.opcode, entry.body, &[], failed);
-    if let Some(reply) = answer.map_err(|_| CUDA_ERROR_INVALID_VALUE)?.filter(|_| !answered) {
-        client.reply(entry.ring, &reply);
+    let answer = answer.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    failure?;
+    match answer.as_deref().map(status) {
+        Some(status) if status.is_sticky() => Err(status),
+        _ => Ok(answer),
     }
-    failure
-}
-
-/// Waits as the program has done: what it asked for then came after that, in whichever stream.
-fn awaited(client: &mut Client, devices: &[usize], entry: &Entry<'_>) -> rekindle_device::Result<()> {
-    let invalid = |_| CUDA_ERROR_INVALID_VALUE;
-    let body = entry.body;
-    let stream = match entry.opcode {
-        StreamSynchronize::OPCODE => postcard::from_bytes::<StreamSynchronize>(body)
-            .map(|one| (one.device, one.stream))
-            .map_err(invalid)?,
-        StreamAwait::OPCODE => {
-            postcard::from_bytes::<StreamAwait>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
-        }
-        StreamQuery::OPCODE => {
-            postcard::from_bytes::<StreamQuery>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
-        }
-        EventSynchronize::OPCODE | EventAwait::OPCODE | EventQuery::OPCODE => {
-            // All three are of an event alone.
-            let event: Id = postcard::from_bytes(body).map_err(invalid)?;
-            let (device, handle) = client.events.get(event).map(|event| (event.device, event.handle))?;
-            return client.on(device)?.event_synchronize(handle);
-        }
-        EventElapsed::OPCODE => {
-            let elapsed: EventElapsed = postcard::from_bytes(body).map_err(invalid)?;
-            return [elapsed.start, elapsed.end].into_iter().try_for_each(|event| {
-                let (device, handle) = client.events.get(event).map(|event| (event.device, event.handle))?;
-                client.on(device)?.event_synchronize(handle)
-            });
-        }
-        // It has learned nothing by it.
-        StreamRoom::OPCODE => return Ok(()),
-        _ => {
-            for device in devices {
-                while !client.is_idle(*device)? {
-                    std::thread::sleep(LOOK);
-                }
-            }
-            return Ok(());
-        }
-    };
-    let (index, stream) = client.enter(Origin { ring: entry.ring }, stream.0, stream.1)?;
-    client.on(index)?.stream_synchronize(stream)
 }
 
 /// Copies from the journal what came from the host.
@@ -99,16 +133,29 @@ pub(super) fn from_journal(
     let bytes = entry.staged.len() as u64;
     client.context(index)?.device.copy(to, memory + entry.staged_at as u64, bytes, stream)?;
     client.operations += 1;
+    free_staging(client, entry);
     Ok(())
 }
 
-/// Copies what the program was given to where it is compared.
+/// What an upload has brought through the staging area is not there any more.
+pub(super) fn free_staging(client: &mut Client, entry: &Entry<'_>) {
+    let Some(thread) = client.threads.get(entry.ring).filter(|_| entry.opcode == Upload::OPCODE) else {
+        return;
+    };
+    if let Ok(Upload { device, end, .. }) = postcard::from_bytes(entry.body)
+        && !thread.ring.is_staged_to(end)
+    {
+        client.needs_no_transfer(entry.ring, device, end);
+    }
+}
+
+/// Copies what the program was given to where it is compared. The device, and an event behind that.
 pub(super) fn to_scratch(
     client: &mut Client,
     entry: &Entry<'_>,
     at: u64,
     bytes: u64,
-) -> rekindle_device::Result<()> {
+) -> Result<(usize, Event)> {
     let (device, stream, from) = match entry.opcode {
         Download::OPCODE => {
             postcard::from_bytes::<Download>(entry.body).map(|one| (one.device, one.stream, one.from))
@@ -119,15 +166,5 @@ pub(super) fn to_scratch(
     let (index, stream) = client.enter(Origin { ring: entry.ring }, device, stream)?;
     client.context(index)?.device.copy(at, from, bytes, stream)?;
     client.operations += 1;
-    Ok(())
-}
-
-/// Waits for a copy for which its thread has waited.
-pub(super) fn follows(client: &mut Client, entry: &Entry<'_>) -> rekindle_device::Result<()> {
-    if entry.opcode != Download::OPCODE {
-        return Ok(());
-    }
-    let download: Download = postcard::from_bytes(entry.body).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    let (index, stream) = client.enter(Origin { ring: entry.ring }, download.device, download.stream)?;
-    client.on(index)?.stream_synchronize(stream)
+    Ok((index, client.record(index, stream)?))
 }

@@ -3,7 +3,7 @@
 use rekindle_protocol::mending::MendMode;
 use rekindle_protocol::operation::{Asynchronous, Copy, Download};
 
-use super::host_copies::{MOST_HASHED, hash};
+use super::told::{MOST_HASHED, hash};
 use crate::ondemand::OnDemandError;
 use crate::ondemand::journal::Entry;
 

@@ -263,7 +263,7 @@ impl Mend {
                 self.is_timed |= cut.is_timed;
                 return false;
             };
-            client.move_told(|mark| moved.place_of(mark));
+            client.move_told(moved);
         }
         self.keep.count(cut.next, cut.epoch, &cut.image, took);
         self.pace.has_begun_behind(cut.since, Instant::now(), took);

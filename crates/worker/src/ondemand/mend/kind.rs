@@ -22,9 +22,9 @@ pub(super) enum Kind {
     /// So, with bytes of pinned memory as they are now.
     From { address: u64, bytes: u64 },
     /// It brings bytes to pinned memory.
-    To { address: u64, bytes: u64 },
-    /// It brings bytes to the ring's staging area, at this offset, up to this position.
-    Staged { offset: u64, bytes: u64, end: u64 },
+    To,
+    /// It brings bytes to the ring's staging area.
+    Staged,
     /// It makes an allocation, which is to be where it was.
     Allocate,
     /// It gives one back, and may be answered later.
@@ -85,9 +85,7 @@ pub(super) fn kind(client: &Client, record: &Record<'_>) -> Kind {
         }
         SetMemory::OPCODE => read::<SetMemory>(body, |fill| host.on_device(&[fill.set.address])),
         Upload::OPCODE => read::<Upload>(body, |upload| host.on_device(&[upload.to])),
-        Download::OPCODE => {
-            read::<Download>(body, |Download { offset, bytes, end, .. }| Kind::Staged { offset, bytes, end })
-        }
+        Download::OPCODE => read::<Download>(body, |_| Kind::Staged),
         MemoryAllocate::OPCODE | MemoryAllocateAsync::OPCODE => Kind::Allocate,
         MemoryFree::OPCODE => Kind::Free,
         MemoryFreeAsync::OPCODE | PoolTrim::OPCODE => Kind::Again,
@@ -110,6 +108,10 @@ pub(super) fn kind(client: &Client, record: &Record<'_>) -> Kind {
         | ExchangeGet::OPCODE
         | ExchangeDrop::OPCODE => Kind::Never(MendObstacle::Others),
         opcode if only_waits(opcode) => Kind::Wait,
+        // To be loaded when its GPU has nothing to do, while others go on.
+        FunctionGet::OPCODE | FunctionSet::OPCODE if client.alone_on(opcode, body).is_some() => {
+            Kind::Never(MendObstacle::Changed)
+        }
         _ => match needs(client, opcode, body, trailer) {
             Needs::Look(_) => Kind::Look,
             Needs::Memory(touched) => {
@@ -192,9 +194,7 @@ impl HostMemory<'_> {
             {
                 Kind::From { address: from, bytes }
             }
-            (false, true) if DEVICE_RANGE.contains(&from) && self.has_all(to, bytes) => {
-                Kind::To { address: to, bytes }
-            }
+            (false, true) if DEVICE_RANGE.contains(&from) && self.has_all(to, bytes) => Kind::To,
             _ => Kind::Never(MendObstacle::HostMemory),
         }
     }

@@ -13,7 +13,7 @@ use super::base::{self, Base, BaseDescription, NextPart};
 use super::base_memory::{AddressPool, BaseMemory};
 use crate::client::Client;
 use crate::ondemand::OnDemandError;
-use crate::ondemand::journal::Journal;
+use crate::ondemand::journal::{Journal, Mark};
 use crate::successor;
 
 const CLIENT: &str = "client";
@@ -240,16 +240,17 @@ impl MendState {
     }
 
     /// Has a journal begin with what lasts of the current one up to `cut`, if that `lasts`, and with all from there on. None without
-    /// memory for it; else where what the other journal has at a place lies now.
+    /// memory for it; else what marks of the other journal are in this one.
     pub(super) fn move_journal(
         &mut self,
         next: &Next,
         (cut, lasts): (usize, bool),
         ticket: u64,
-    ) -> Option<MovedJournal> {
+    ) -> Option<impl Fn(Mark) -> Option<Mark> + use<>> {
         let (journal, before) = self.journals_of(next.slot);
-        let moved = journal.begin_at(before, cut, lasts, ticket);
-        moved.then(|| MovedJournal { from: before.mark(cut), to: journal.mark(journal.based_at()) })
+        let is_moved = journal.begin_at(before, cut, lasts, ticket);
+        let (from, to) = (before.mark(cut), journal.mark(journal.based_at()));
+        is_moved.then_some(move |mark: Mark| mark.moved(from, to))
     }
 
     /// The epoch of this number counts from now on: its base and its journal are there.
@@ -332,20 +333,6 @@ pub(super) struct Next {
 impl Next {
     pub(super) fn slot(&self) -> usize {
         self.slot
-    }
-}
-
-/// Where a part of a journal lay, and where it lies now.
-pub(super) struct MovedJournal {
-    from: *mut u8,
-    to: *mut u8,
-}
-
-impl MovedJournal {
-    /// Where what lay there lies now; none: it is not of that part.
-    pub(super) fn place_of(&self, mark: *mut u8) -> Option<*mut u8> {
-        let offset = mark.addr().checked_sub(self.from.addr())?;
-        Some(self.to.wrapping_add(offset))
     }
 }
 

@@ -28,13 +28,13 @@ mod base;
 mod base_memory;
 mod compare;
 mod cut;
-mod host_copies;
 mod kind;
 mod mend_state;
 mod pace;
 mod probe;
 mod replay;
 mod rows;
+mod told;
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
@@ -43,25 +43,24 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::mending::MendObstacle;
 use rekindle_protocol::operation::{
-    Asynchronous, CaptureStatus, Copy, EventRecord, GraphLaunch, GraphNodes, Id, MemoryRange, Origin,
-    ReplyHead, Synchronous,
+    Asynchronous, CaptureStatus, Copy, EventRecord, GraphLaunch, GraphNodes, Id, MemoryRange, ReplyHead,
+    Synchronous,
 };
 use rekindle_protocol::{fault, tuning};
 use rekindle_ring::Record;
 
-use super::journal::{Entry, Flags, Journal};
+use super::journal::{Entry, Flags, Journal, Mark, unmarked};
 use super::{only_waits, staged};
 use crate::client::{Client, Mending};
 use crate::image;
 use allocation::PlacedAllocation;
 use cut::Cut;
-pub(crate) use host_copies::HostCopies;
-use host_copies::Mark;
 use kind::{Kind, is_never, kind};
 use mend_state::MendState;
 use pace::{Due, Epoch, EpochPacing, NEARLY_FULL};
 use probe::Probe;
 pub(crate) use replay::{MendTakeover, take_up};
+pub(crate) use told::Told;
 
 /// What lasts of an epoch's journal is written into the state when it has grown to this.
 const MOST_LASTING: usize = 1 << 20;
@@ -96,6 +95,14 @@ pub(crate) struct Mend {
     probe: Option<Probe>,
     /// Epochs may begin while the GPU works.
     may_cut: bool,
+}
+
+/// The program is told of what a request has waited for, now or once it is answered.
+fn is_told(client: &mut Client, ring: usize, mark: Mark, answer: Option<&[u8]>) {
+    match answer {
+        Some(_) => mark.told(),
+        None => client.told.expect_answer(ring, mark),
+    }
 }
 
 /// Whether an answer tells that the GPU has come so far: `None` is yet to come.
@@ -191,7 +198,7 @@ impl Mend {
             Kind::Never(lapse) => Err(lapse),
             Kind::Wait | Kind::Free => {
                 let count = client.threads.get(ring).map_or(0, |thread| thread.ring.header().reply.count());
-                self.note(ring, record, &u64::from(count).to_le_bytes(), &[], Flags::WAIT)
+                self.note(ring, record, &unmarked(count.into()), &[], Flags::WAIT)
             }
             Kind::Allocate => self.note(ring, record, &[0; PlacedAllocation::BYTES], &[], Flags::default()),
             Kind::Again => match staged(client, ring, record) {
@@ -208,7 +215,7 @@ impl Mend {
                 let source = unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) };
                 self.note(ring, record, record.trailer, source, Flags::default())
             }
-            Kind::To { .. } | Kind::Staged { .. } => self.note(ring, record, &[0; 8], &[], Flags::default()),
+            Kind::To | Kind::Staged => self.note(ring, record, &unmarked(0), &[], Flags::default()),
         };
         match noted {
             Ok(()) => self.note_journal(),
@@ -269,7 +276,7 @@ impl Mend {
             return;
         }
         let Some(at) = self.keep.journal().admitted() else { return };
-        let mark = Mark(self.keep.journal().mark(at));
+        let mark = self.keep.journal().mark(at);
         match self.admitted {
             Kind::Wait => {
                 let wait = (record.opcode, record.body.to_vec());
@@ -277,32 +284,32 @@ impl Mend {
                 let orders =
                     self.is_used && tells(record.opcode, answer) && self.waited.as_ref() != Some(&wait);
                 match answer.is_none() || orders {
-                    true => (self.waited, self.is_used) = (Some(wait), true),
+                    true => {
+                        (self.waited, self.is_used) = (Some(wait), true);
+                        is_told(client, ring, mark, answer);
+                    }
                     false => {
                         self.keep.journal().put_back_admitted();
                         self.note_journal();
                     }
                 }
             }
+            Kind::Free => is_told(client, ring, mark, answer),
             Kind::Allocate => {
                 if let Some(given) = PlacedAllocation::of(client, record.body, answer) {
                     self.keep.journal().set_trailer(at, &given.encode());
                 }
             }
-            Kind::To { address, bytes } => {
-                let Ok(copy) = postcard::from_bytes::<Copy>(record.body) else { return };
-                let behind = client
-                    .enter(Origin { ring }, copy.device, copy.stream)
-                    .and_then(|(device, stream)| Ok((device, client.record(device, stream)?)));
-                match behind {
-                    Ok((device, event)) => client.told.expect_host(device, event, address, bytes, mark),
-                    Err(_) => self.lapse(client, MendObstacle::HostMemory),
+            Kind::To => {
+                let copy = postcard::from_bytes::<Copy>(record.body);
+                if copy.is_ok_and(|copy| client.expect_brought(ring, &copy, mark).is_err()) {
+                    self.lapse(client, MendObstacle::HostMemory);
                 }
             }
-            Kind::Staged { offset, bytes, end } => {
-                let Some(thread) = client.threads.get(ring) else { return };
-                let address = thread.ring.staging_area() as u64 + offset;
-                client.told.expect_staged(ring, end, address, bytes, mark);
+            Kind::Staged => {
+                if let Ok(download) = postcard::from_bytes(record.body) {
+                    client.expect_staged(ring, &download, mark);
+                }
             }
             _ => {}
         }

@@ -2,29 +2,29 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
-use rekindle_device::{Access, Device};
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CuResult};
 use rekindle_protocol::fault;
 use rekindle_protocol::mending::{MendMode, MendObstacle, RetainedItem};
 use rekindle_protocol::operation::{Asynchronous, Copy, Download, Upload, name};
 use rekindle_protocol::worker::Phase;
 
-use super::again::{LOOK, follows, from_journal, to_scratch, wait_again};
+use super::again::{Awaited, LOOK, free_staging, from_journal, to_scratch};
 use super::compare::{Comparison, check, told_bytes};
-use super::host_copies::Mark;
 use super::mend_state::{Inherited, MendState};
 use super::{Mend, Mending, allocation};
 use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
-use crate::host_memory::{HostMemory, Registration};
+use crate::host_memory::HostMemory;
 use crate::image::{self, RestoreOptions};
 use crate::ondemand::OnDemandError;
-use crate::ondemand::journal::{Entry, Journal};
+use crate::ondemand::journal::{Entry, Journal, marked};
 use crate::ondemand::replace::take_rings;
 use crate::ondemand::replay::perform;
+
+/// How long it is waited for a fault to come once more, where work may wait for what the program asks for next.
+const LONGEST: Duration = Duration::from_millis(300);
 
 /// What is taken over, while the state is built.
 pub(crate) struct MendTakeover {
@@ -70,7 +70,7 @@ impl MendTakeover {
         let attached = keep.standing().attached;
         dispatcher.client.driver_attached = attached;
         fault::point("mend-replaying")?;
-        let fault = replay(&mut dispatcher.client, &keep, how)?;
+        let fault = replay(dispatcher, &keep, how)?;
         fault::point("mend-replayed")?;
         let mut mend = Mend::with(keep, store, prefix);
         let client = &mut dispatcher.client;
@@ -98,7 +98,8 @@ impl MendTakeover {
 }
 
 /// Does the journal once more; whether a fault of the program's own has ended that.
-fn replay(client: &mut Client, keep: &MendState, how: MendMode) -> Result<bool, OnDemandError> {
+fn replay(dispatcher: &mut Dispatcher, keep: &MendState, how: MendMode) -> Result<bool, OnDemandError> {
+    let Dispatcher { client, later, .. } = dispatcher;
     let journal = keep.current();
     let devices = keep.devices();
     // What is registered is known to all contexts of the process.
@@ -107,56 +108,68 @@ fn replay(client: &mut Client, keep: &MendState, how: MendMode) -> Result<bool, 
     let room: u64 = journal.requests_at().filter_map(|(_, entry)| told(&entry)).map(rounded).sum();
     let brings = journal.requests_at().any(|(_, entry)| !entry.staged.is_empty());
     client.bind(index).map_err(OnDemandError::Requests)?;
-    let (memory, length) = journal.memory();
     let device = client.context(index).map_err(OnDemandError::Requests)?.device.clone();
-    let source = brings.then(|| Registration::new(&device, memory, length as u64, Access::ReadWrite));
-    let source = source.transpose().map_err(OnDemandError::Requests)?;
-    let scratch = (room > 0).then(|| scratch(&device, room)).transpose().map_err(OnDemandError::Requests)?;
-    let done = once_more(client, keep, how, (&devices, scratch.as_ref().map_or(0, HostMemory::address)));
+    let (mut memory, mut source, mut compared) = (Vec::new(), 0, 0);
+    let mut known = |mut host: HostMemory| {
+        host.register(&device).map_err(OnDemandError::Requests)?;
+        memory.push(host);
+        Ok::<_, OnDemandError>(())
+    };
+    if brings {
+        let (entries, at) = journal.entries_for_gpu().map_err(OnDemandError::JournalFile)?;
+        source = at;
+        known(entries)?;
+    }
+    if room > 0 {
+        let scratch = HostMemory::anonymous(room).map_err(OnDemandError::JournalFile)?;
+        compared = scratch.address();
+        known(scratch)?;
+    }
+    let done = once_more(client, keep, how, (&devices, source, compared));
     match done.is_ok() {
-        // Nothing is copied from or to them any more.
-        true => drop((source, scratch)),
-        // The worker ends with them.
-        false => std::mem::forget((source, scratch)),
+        true => memory.into_iter().for_each(|memory| later.unpin(memory)),
+        // The worker ends with it.
+        false => std::mem::forget(memory),
     }
     done
 }
 
-/// As [`replay`], on these devices, with copies to the host from this address on.
+/// As [`replay`], on these devices, with the journal's entries in memory there, and copies to the host from the second address on.
 fn once_more(
     client: &mut Client,
     keep: &MendState,
     how: MendMode,
-    (devices, mut next): (&[usize], u64),
+    (devices, memory, mut next): (&[usize], u64, u64),
 ) -> Result<bool, OnDemandError> {
     let journal = keep.current();
-    let memory = journal.memory().0;
-    let (mut compared, mut fresh) = (Vec::new(), Vec::new());
+    let (mut compared, mut awaited) = (Vec::new(), Awaited::default());
     let (mut is_based, mut fault) = (false, false);
     for (at, entry) in journal.requests_at() {
         if at >= journal.based_at() && !std::mem::replace(&mut is_based, true) {
             keep.put_back(client)?;
         }
         if entry.flags.has_failed() {
+            free_staging(client, &entry);
             continue;
         }
         let operation = name(entry.opcode).unwrap_or("a request");
-        let done = match (entry.opcode, told_bytes(&entry)) {
-            _ if entry.flags.waits() => wait_again(client, devices, &entry),
-            (opcode, _) if allocation::makes(opcode) => allocation::again(client, &entry),
-            (Upload::OPCODE | Copy::OPCODE, _) if !entry.staged.is_empty() => {
-                from_journal(client, &entry, memory)
-            }
-            (_, Some(bytes)) if entry.flags.is_told() => {
-                let expected = entry.trailer.try_into().map_or(0, u64::from_le_bytes);
-                compared.push(Comparison { at: next, bytes, expected, what: operation });
-                let at = next;
-                next += rounded(bytes);
-                // The program went on when it had these bytes.
-                to_scratch(client, &entry, at, bytes).and_then(|()| follows(client, &entry))
-            }
-            _ => perform(client, &entry).inspect(|()| expect(client, &entry, journal, at, &mut fresh)),
-        };
+        let done =
+            awaited.catch_up(client, entry.ticket).and_then(|()| match (entry.opcode, told_bytes(&entry)) {
+                _ if entry.flags.waits() => awaited.begin(client, entry, journal.mark(at)),
+                (opcode, _) if allocation::makes(opcode) => allocation::again(client, &entry),
+                (Upload::OPCODE | Copy::OPCODE, _) if !entry.staged.is_empty() => {
+                    from_journal(client, &entry, memory)
+                }
+                (_, Some(bytes)) if entry.flags.is_told() => {
+                    let (expected, before) = marked(entry.trailer).unwrap_or_default();
+                    compared.push(Comparison { at: next, bytes, expected, what: operation });
+                    let (device, event) = to_scratch(client, &entry, next, bytes)?;
+                    next += rounded(bytes);
+                    awaited.copy(device, event, before);
+                    Ok(())
+                }
+                _ => perform(client, &entry).and_then(|()| expect(client, &entry, journal, at)),
+            });
         match done {
             Ok(()) => {}
             // With all as it was this is the program's own fault, which it is to see.
@@ -172,31 +185,22 @@ fn once_more(
         keep.put_back(client)?;
     }
     client.close_batches();
-    fault = fault || !devices.iter().all(|device| comes_to_rest(client, *device));
+    let limit = client.work_needs_requests().then(|| Instant::now() + LONGEST);
     if !fault {
-        check(&compared, how)?;
-        for (mark, address, bytes) in fresh {
-            // SAFETY: pinned memory of the program that its copy has come to, and of which it was not told.
-            unsafe { super::host_copies::note(mark, address, bytes) };
-        }
-    }
-    // What waits is answered, and pieces of staging areas are given.
-    while client.poll() {}
-    if !fault {
-        for (thread, end) in client.threads.iter().zip(journal.staged()) {
-            if end != 0 && !thread.ring.is_staged_to(end) {
-                thread.ring.staged(end);
+        match awaited.catch_up(client, u64::MAX) {
+            Ok(()) => fault = !devices.iter().all(|device| comes_to_rest(client, *device, limit)),
+            Err(code) => {
+                client.asynchronous_failure("a request", code);
+                fault = true;
             }
         }
     }
+    if !fault {
+        check(&compared, how)?;
+    }
+    // What waits is answered, and pieces of staging areas are given.
+    while client.poll() {}
     Ok(fault)
-}
-
-/// Memory of the host to compare with.
-fn scratch(device: &Arc<dyn Device>, bytes: u64) -> Result<HostMemory, CuResult> {
-    let mut memory = HostMemory::anonymous(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-    memory.register(device)?;
-    Ok(memory)
 }
 
 fn rounded(bytes: u64) -> u64 {
@@ -204,37 +208,29 @@ fn rounded(bytes: u64) -> u64 {
 }
 
 /// A copy to the host that was done again is to be noted when the program can see what it has brought.
-fn expect(
-    client: &mut Client,
-    entry: &Entry<'_>,
-    journal: &Journal,
-    at: usize,
-    fresh: &mut Vec<(Mark, u64, u64)>,
-) {
-    let mark = Mark(journal.mark(at));
+fn expect(client: &mut Client, entry: &Entry<'_>, journal: &Journal, at: usize) -> Result<(), CuResult> {
+    let invalid = |_| CUDA_ERROR_INVALID_VALUE;
+    let mark = journal.mark(at);
     match entry.opcode {
         Copy::OPCODE if !entry.trailer.is_empty() => {
-            if let Ok(copy) = postcard::from_bytes::<Copy>(entry.body) {
-                fresh.push((mark, copy.to, copy.bytes));
-            }
+            let copy: Copy = postcard::from_bytes(entry.body).map_err(invalid)?;
+            client.expect_brought(entry.ring, &copy, mark)
         }
         Download::OPCODE => {
-            let download = postcard::from_bytes::<Download>(entry.body);
-            let thread = client.threads.get(entry.ring);
-            if let (Ok(Download { offset, bytes, end, .. }), Some(thread)) = (download, thread) {
-                let address = thread.ring.staging_area() as u64 + offset;
-                client.told.expect_staged(entry.ring, end, address, bytes, mark);
-            }
+            let download = postcard::from_bytes(entry.body).map_err(invalid)?;
+            client.expect_staged(entry.ring, &download, mark);
+            Ok(())
         }
-        _ => {}
+        _ => Ok(()),
     }
 }
 
-/// Waits until the GPU has done all; false if a fault has ended it.
-fn comes_to_rest(client: &mut Client, index: usize) -> bool {
+/// Waits until the GPU has done all, or until then; false if a fault has ended it.
+fn comes_to_rest(client: &mut Client, index: usize, limit: Option<Instant>) -> bool {
     loop {
         match client.is_idle(index) {
             Ok(true) => return true,
+            Ok(false) if limit.is_some_and(|limit| Instant::now() >= limit) => return true,
             Ok(false) => std::thread::sleep(LOOK),
             Err(code) => {
                 client.note_fault(index, code);
