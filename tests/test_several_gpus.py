@@ -41,6 +41,29 @@ def test_a_gpu_that_is_named_twice_is_refused(rekindle, gpu, number):
         rekindle("run", "-d", "--name", "program", "--gpu", gpu, "--", "true")
 
 
+CODE = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from gpu import Module, call, open_device
+contexts = [open_device(device) for device in range(2)]
+kernel = 'extern "C" __global__ void %s(int *word) { *word = 1; }'
+Module("".join(kernel % name for name in ("one", "other", "third"))).one
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_all_kernels_of_a_module_are_loaded_also_before_a_restored_program_runs(rekindle):
+    rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", CODE, FEATURES)
+    assert rekindle.wait_lines("program", 1)[:1] == ["ready"], rekindle.lines("program")
+    for image in ("first", "second"):
+        rekindle("checkpoint", "program", "--to", image, "--stop")
+        (code,) = rekindle.json("inspect", image)["code"]
+        assert (code["loaded"], code["kernels"]) == (3, 1)
+        rekindle("rm", "program")
+        rekindle("restore", image, "--name", "program", "--gpu", TWO, "-d")
+
+
 ON_SECOND = """
 import sys, time
 sys.path.insert(0, sys.argv[1])

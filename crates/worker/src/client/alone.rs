@@ -65,7 +65,7 @@ impl Client {
     }
 
     /// From now on work may wait for what the program asks for next: all is loaded that it may launch.
-    pub(crate) fn load_what_is_known(&mut self) {
+    pub(super) fn load_what_is_known(&mut self) {
         let modules: Vec<Id> = self.modules.iter().map(|(id, _)| id).collect();
         modules.into_iter().for_each(|module| self.load_kernels(module));
         let not_loaded = |(id, function): (Id, &FunctionObject)| function.handle.is_none().then_some(id);

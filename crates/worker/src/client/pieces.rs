@@ -102,6 +102,11 @@ impl Pieces {
         self.loaded.get(kernel).map(|loaded| loaded.module)
     }
 
+    /// All that were cut here or before, by their kernels.
+    pub(crate) fn kernels(&self) -> impl Iterator<Item = (&String, &Arc<Piece>)> {
+        self.loaded.iter().map(|(name, loaded)| (name, &loaded.piece)).chain(&self.cut)
+    }
+
     pub(crate) fn modules(&self) -> impl Iterator<Item = Module> + '_ {
         self.loaded.values().map(|loaded| loaded.module)
     }

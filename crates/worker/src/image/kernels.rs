@@ -14,7 +14,7 @@ use super::beside::Beside;
 use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
 use super::state::{KernelState, State};
-use crate::client::{Body, Client, Turn, load};
+use crate::client::{Body, Client, Pieces, Turn, load};
 use crate::dispatch::Remote;
 
 pub(super) const PART: &str = "kernels";
@@ -36,7 +36,12 @@ pub(super) fn write(client: &Client, staging: &Staging, state: &mut State) -> Re
         let turn = if turn > 0 { turn } else { u64::MAX };
         found.push(((is_old, turn), function.module, &function.name, piece));
     }
-    found.sort_by_key(|(order, ..)| *order);
+    // What was loaded with its module, and not looked up.
+    for (module, object) in client.modules.iter() {
+        let kernels = object.body.pieces().into_iter().flat_map(Pieces::kernels);
+        found.extend(kernels.map(|(name, piece)| ((true, u64::MAX), module, name, piece)));
+    }
+    found.sort_by_key(|(order, module, name, _)| (*order, *module, *name));
     let (mut known, mut codes) = (HashSet::new(), Vec::new());
     for (_, module, name, piece) in found {
         if known.insert((module, name)) {

@@ -211,10 +211,6 @@ pub(crate) fn restore(
     }
     loading.check_present()?;
     kernels.map_or(Ok(()), Beside::end)?;
-    if dispatcher.client.has_several_gpus() {
-        // What it has not looked up yet is not among an image's kernels.
-        dispatcher.client.load_what_is_known();
-    }
     dispatcher.activity = Activity::Loading { loading, journal };
     timer.lap("GPU objects", 0);
     Ok(timer.phases())

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CuResult};
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CuResult};
 use rekindle_protocol::fault;
 use rekindle_protocol::mending::{MendMode, MendObstacle, RetainedItem};
 use rekindle_protocol::operation::{Asynchronous, Copy, Download, Upload, name};
@@ -121,7 +121,8 @@ fn replay(dispatcher: &mut Dispatcher, keep: &MendState, how: MendMode) -> Resul
         known(entries)?;
     }
     if room > 0 {
-        let scratch = HostMemory::anonymous(room).map_err(OnDemandError::JournalFile)?;
+        let lacks = |_| OnDemandError::Requests(CUDA_ERROR_OUT_OF_MEMORY);
+        let scratch = HostMemory::anonymous(room).map_err(lacks)?;
         compared = scratch.address();
         known(scratch)?;
     }
