@@ -1,9 +1,10 @@
 //! One request of the journal, done once more in the place of another worker.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CuResult};
-use rekindle_device::{Event, Result};
+use rekindle_device::{Event, Result, Stream};
 use rekindle_protocol::operation::{Asynchronous, Copy, Download, Origin, ReplyHead, Upload, dispatch};
 
 use super::tells;
@@ -18,6 +19,8 @@ pub(super) const LOOK: Duration = Duration::from_micros(50);
 pub(super) struct Awaited<'j> {
     /// Each with the request before which it was told.
     open: Vec<(u64, What<'j>)>,
+    /// Behind the last copies of streams of which the program was told with something else.
+    last: HashMap<(usize, Stream), Event>,
 }
 
 enum What<'j> {
@@ -60,9 +63,29 @@ impl<'j> Awaited<'j> {
         Ok(())
     }
 
-    /// The program was told that a copy behind which this event is has ended, before this request.
-    pub(super) fn copy(&mut self, device: usize, event: Event, before: Option<u64>) {
-        self.open.push((before.unwrap_or(u64::MAX), What::Copy { device, event }));
+    /// The program was told that the copy which a stream was just given has ended, before this request, or with an answer.
+    pub(super) fn copy(
+        &mut self,
+        client: &mut Client,
+        (device, stream): (usize, Stream),
+        before: Option<u64>,
+    ) -> Result<()> {
+        let event = client.record(device, stream)?;
+        match before {
+            Some(before) => self.open.push((before, What::Copy { device, event })),
+            None => {
+                let earlier = self.last.insert((device, stream), event);
+                earlier.into_iter().for_each(|event| client.give_event(device, event));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all that the program was told.
+    pub(super) fn end(&mut self, client: &mut Client) -> Result<()> {
+        let last = self.last.drain().map(|((device, _), event)| (u64::MAX, What::Copy { device, event }));
+        self.open.extend(last);
+        self.catch_up(client, u64::MAX)
     }
 
     /// Waits for all that the program was told before it asked for this.
@@ -117,11 +140,7 @@ fn ask(client: &mut Client, entry: &Entry<'_>) -> Result<Option<Vec<u8>>> {
 }
 
 /// Copies from the journal what came from the host.
-pub(super) fn from_journal(
-    client: &mut Client,
-    entry: &Entry<'_>,
-    memory: u64,
-) -> rekindle_device::Result<()> {
+pub(super) fn from_journal(client: &mut Client, entry: &Entry<'_>, memory: u64) -> Result<()> {
     let (device, stream, to) = match entry.opcode {
         Upload::OPCODE => {
             postcard::from_bytes::<Upload>(entry.body).map(|one| (one.device, one.stream, one.to))
@@ -149,13 +168,13 @@ pub(super) fn free_staging(client: &mut Client, entry: &Entry<'_>) {
     }
 }
 
-/// Copies what the program was given to where it is compared. The device, and an event behind that.
+/// Copies what the program was given to where it is compared: by which stream of which device.
 pub(super) fn to_scratch(
     client: &mut Client,
     entry: &Entry<'_>,
     at: u64,
     bytes: u64,
-) -> Result<(usize, Event)> {
+) -> Result<(usize, Stream)> {
     let (device, stream, from) = match entry.opcode {
         Download::OPCODE => {
             postcard::from_bytes::<Download>(entry.body).map(|one| (one.device, one.stream, one.from))
@@ -166,5 +185,5 @@ pub(super) fn to_scratch(
     let (index, stream) = client.enter(Origin { ring: entry.ring }, device, stream)?;
     client.context(index)?.device.copy(at, from, bytes, stream)?;
     client.operations += 1;
-    Ok((index, client.record(index, stream)?))
+    Ok((index, stream))
 }

@@ -164,10 +164,9 @@ fn once_more(
                 (_, Some(bytes)) if entry.flags.is_told() => {
                     let (expected, before) = marked(entry.trailer).unwrap_or_default();
                     compared.push(Comparison { at: next, bytes, expected, what: operation });
-                    let (device, event) = to_scratch(client, &entry, next, bytes)?;
+                    let stream = to_scratch(client, &entry, next, bytes)?;
                     next += rounded(bytes);
-                    awaited.copy(device, event, before);
-                    Ok(())
+                    awaited.copy(client, stream, before)
                 }
                 _ => perform(client, &entry).and_then(|()| expect(client, &entry, journal, at)),
             });
@@ -188,7 +187,7 @@ fn once_more(
     client.close_batches();
     let limit = client.work_needs_requests().then(|| Instant::now() + LONGEST);
     if !fault {
-        match awaited.catch_up(client, u64::MAX) {
+        match awaited.end(client) {
             Ok(()) => fault = !devices.iter().all(|device| comes_to_rest(client, *device, limit)),
             Err(code) => {
                 client.asynchronous_failure("a request", code);
