@@ -1,7 +1,10 @@
 """Messages: what goes in comes out, and what is damaged is refused."""
 
+import ast
 import datetime
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
@@ -48,6 +51,24 @@ def through(value):
 def test_values_come_out_as_they_went_in(value):
     same = through(value)
     assert same == value and kinds(same) == kinds(value)
+
+
+def test_types_are_not_parsed_by_two_threads_at_once(monkeypatch):
+    messages = [b"".join(encode(numpy.zeros(2, [(f"field{number}", "<i4")]))) for number in range(8)]
+    parse, under_way, most = ast.literal_eval, [], []
+
+    def literal_eval(text):
+        under_way.append(text)
+        most.append(len(under_way))
+        time.sleep(0.005)
+        under_way.pop()
+        return parse(text)
+
+    monkeypatch.setattr(ast, "literal_eval", literal_eval)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(decode, messages * 2))
+    assert [array.dtype.names for array in found[:8]] == [(f"field{number}",) for number in range(8)]
+    assert most and max(most) == 1
 
 
 @given(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3), st.booleans(), st.booleans())

@@ -6,13 +6,18 @@ NumPy is not needed by programs that send no arrays, so it is imported when ther
 from __future__ import annotations
 
 import ast
+import functools
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import SerializationError
 
 if TYPE_CHECKING:
     import numpy
+
+# Some versions of Python, 3.11.7 among them, refuse text that other threads have parsed meanwhile ("AST constructor recursion depth mismatch").
+parsing = threading.Lock()
 
 
 def as_array(value: Any) -> numpy.ndarray[Any, Any] | None:
@@ -81,12 +86,21 @@ def contents(array: numpy.ndarray[Any, Any]) -> memoryview:
     return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data
 
 
+@functools.lru_cache(maxsize=1024)
+def described(description: str) -> numpy.dtype[Any]:
+    """The type that a text is of."""
+    from numpy.lib import format
+
+    with parsing:
+        descr = ast.literal_eval(description)
+    dtype: numpy.dtype[Any] = format.descr_to_dtype(descr)
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    return dtype
+
+
 def from_contents(buffer: memoryview, description: str, shape: list[int]) -> numpy.ndarray[Any, Any]:
     """An array of these very bytes."""
     import numpy
-    from numpy.lib import format
 
-    dtype: numpy.dtype[Any] = format.descr_to_dtype(ast.literal_eval(description))
-    if dtype.hasobject:
-        raise ValueError("an array of objects")
-    return numpy.ndarray(tuple(shape), dtype, buffer)
+    return numpy.ndarray(tuple(shape), described(description), buffer)

@@ -255,17 +255,21 @@ impl Rekindle {
 
     /// The pids of workers that wait ready, once there are so many.
     pub fn pool(&self, count: usize) -> Vec<i32> {
-        let mut ready = Vec::new();
-        wait("the pool", || {
-            let all = self.json(&["ps"]);
-            let pool = all["pool"].as_array().unwrap().iter();
-            ready = pool
-                .filter(|spare| spare["ready"] == true)
-                .map(|spare| spare["pid"].as_i64().unwrap() as i32)
-                .collect();
-            ready.len() == count
-        });
-        ready
+        let began = Instant::now();
+        loop {
+            let pool = self.json(&["ps"])["pool"].take();
+            let ready = pool.as_array().unwrap().iter().filter(|spare| spare["ready"] == true);
+            let ready: Vec<i32> = ready.map(|spare| spare["pid"].as_i64().unwrap() as i32).collect();
+            if ready.len() == count {
+                return ready;
+            }
+            assert!(
+                began.elapsed() < PATIENCE,
+                "{count} are to wait, and these do: {pool}\n{}",
+                self.daemon_log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// The next daemon gets this environment too.
