@@ -53,7 +53,7 @@ time.sleep(600)
 """
 
 
-def test_all_kernels_of_a_module_are_loaded_also_before_a_restored_program_runs(rekindle):
+def test_images_have_all_kernels_of_a_module_also_those_that_are_not_looked_up(rekindle):
     rekindle("run", "-d", "--name", "program", "--gpu", TWO, "--", sys.executable, "-c", CODE, FEATURES)
     assert rekindle.wait_lines("program", 1)[:1] == ["ready"], rekindle.lines("program")
     for image in ("first", "second"):

@@ -152,7 +152,7 @@ pub(crate) struct Client {
     pub pinned_is_followed: bool,
     /// Faults are to be mended, and the program is not to see them.
     pub mending: Option<Mending>,
-    /// Copies to the host that are noted where the loss of this worker is to be mended.
+    /// What is noted before the program is told of it, where the loss of this worker is to be mended.
     pub told: Told,
     /// This worker has started again to mend one.
     pub mended: bool,

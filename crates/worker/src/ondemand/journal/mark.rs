@@ -14,7 +14,7 @@ use super::entry::{HEAD, TOLD};
 const NEVER: u64 = u64::MAX;
 
 /// Bytes of a trailer that has room for what is noted.
-pub(in crate::ondemand) const MARK_BYTES: usize = 16;
+const MARK_BYTES: usize = 16;
 
 /// The trailer of an entry that nothing was noted of.
 pub(in crate::ondemand) fn unmarked(first: u64) -> [u8; MARK_BYTES] {
