@@ -106,6 +106,13 @@ def test_sets_of_epoll_go_on_telling_of_timers(rekindle, native):
     survives(rekindle, "timers.py", native=native)
 
 
+@pytest.mark.parametrize("native", [False, True], ids=["sandbox", "driver"])
+def test_tile_registers_of_processors(rekindle, native):
+    if "amx_int8" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("the processor has none")
+    survives(rekindle, "tiles.py", native=native)
+
+
 # What no image keeps. CRIU before 4.2 lacks one thing more.
 LOST = {("first thread", "memory policy"), ("second thread", "memory policy"), ("process", "policy of memory"), ("process", "personality")}
 LOST_BEFORE_4_2 = {("process", "memory wiped in children")}

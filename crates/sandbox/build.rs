@@ -1,16 +1,21 @@
-//! Compiles what is loaded into CRIU while that dumps: a library of its own, which the sandbox has in it as bytes.
+//! Compiles what is loaded into CRIU: a library while that dumps, and another one while it restores a program that uses tile
+//! registers. The sandbox has both in it as bytes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 4] = ["in_criu.c", "in_criu_files.c", "in_criu_pages.c", "in_criu_threads.c"];
+const ASSIST: [&str; 4] = ["in_criu.c", "in_criu_files.c", "in_criu_pages.c", "in_criu_threads.c"];
 
 fn main() {
-    let directory = PathBuf::from("src/assist");
-    println!("cargo:rerun-if-changed={}", directory.join("in_criu.h").display());
-    let library = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo names it")).join("in_criu.so");
+    println!("cargo:rerun-if-changed=src/assist/in_criu.h");
+    compile("in_criu.so", Path::new("src/assist"), &ASSIST);
+    compile("tiles_in_criu.so", Path::new("src/tiles"), &["in_criu.c"]);
+}
+
+fn compile(library: &str, directory: &Path, sources: &[&str]) {
+    let library = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo names it")).join(library);
     let mut command = cc::Build::new().warnings(true).get_compiler().to_command();
     command.args(["-shared", "-fPIC", "-O2", "-Werror", "-s", "-o"]).arg(library);
-    for source in SOURCES.map(|name| directory.join(name)) {
+    for source in sources.iter().map(|name| directory.join(name)) {
         println!("cargo:rerun-if-changed={}", source.display());
         command.arg(source);
     }

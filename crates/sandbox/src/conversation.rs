@@ -18,7 +18,6 @@ use nix::sys::socket::{
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-use crate::assist::Assist;
 use crate::ending::Watch;
 use crate::message::Step;
 use crate::process;
@@ -34,6 +33,16 @@ const CAUSES: usize = 4;
 pub enum Failed {
     Aborted(String),
     Criu(String),
+}
+
+/// A library of ours that is loaded into CRIU.
+pub trait Library {
+    /// What CRIU is to have.
+    fn descriptors(&self) -> Vec<RawFd>;
+    /// The variables that name them.
+    fn environment(&self) -> Vec<(&'static str, String)>;
+    /// It is for this CRIU.
+    fn serve(&self, _criu: u32) {}
 }
 
 /// Asked at every step of CRIU's, by its name, with the steps that nobody was told of yet.
@@ -64,13 +73,12 @@ pub struct Service {
 const LOOK: Duration = Duration::from_millis(10);
 
 impl Service {
-    /// Starts CRIU with the descriptors `passed` open in it too. One that is to dump has a tracer, and may have our
-    /// library.
+    /// Starts CRIU with the descriptors `passed` open in it too. One that is to dump has a tracer.
     pub fn spawn(
         command: &[std::ffi::OsString],
         passed: &[RawFd],
         tracer: Option<TracerMode<'_>>,
-        assist: Option<&Assist>,
+        library: Option<&dyn Library>,
     ) -> Result<Self, Failed> {
         let failed = |error: io::Error| Failed::Criu(format!("starting CRIU: {error}"));
         let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
@@ -82,11 +90,11 @@ impl Service {
         let mut command = Command::new(program);
         command.args(args).arg("swrk").arg(theirs.as_raw_fd().to_string());
         let scans = matches!(tracer, Some(TracerMode::Here { hides_unwritten: true, .. }));
-        keep.extend(assist.iter().flat_map(|assist| assist.descriptors()));
+        keep.extend(library.iter().flat_map(|library| library.descriptors()));
         let filter = tracer.map(|mode| Ok((mode, tracer::pair()?))).transpose().map_err(failed)?;
         let filter_to = filter.as_ref().map(|(_, (_, to))| to.as_raw_fd());
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
-        command.envs(assist.iter().flat_map(|assist| assist.environment()));
+        command.envs(library.iter().flat_map(|library| library.environment()));
         // SAFETY: the closure only makes system calls that are safe between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -104,7 +112,7 @@ impl Service {
             })
         };
         let mut child = command.spawn().map_err(failed)?;
-        assist.iter().for_each(|assist| assist.serve(child.id()));
+        library.iter().for_each(|library| library.serve(child.id()));
         let tracer = filter.map(|(mode, ends)| Tracer::start(mode, ends)).transpose();
         let tracer = tracer.map_err(|error| {
             // It has touched nothing yet.

@@ -25,6 +25,7 @@ use crate::openfile::{self, OpenFile};
 use crate::outputs::Pipes;
 use crate::overlay::LayerFiles;
 use crate::process::maps::{self, Area};
+use crate::tiles;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -49,6 +50,9 @@ pub struct Inventory {
     pub input: Option<String>,
     #[serde(default)]
     pub attributes: Attributes,
+    /// Whether it may use the processor's [tile registers](crate::tiles).
+    #[serde(default)]
+    pub has_tiles: bool,
     /// The working directories of its processes.
     #[serde(default)]
     pub directories: Vec<PathBuf>,
@@ -95,6 +99,7 @@ pub enum Mismatch {
     Changed { path: PathBuf, found: String, expected: String },
     Pids { highest: i32, limit: i32 },
     Descriptors { highest: u64, limit: u64 },
+    NoTiles,
 }
 
 impl fmt::Display for Mismatch {
@@ -124,6 +129,11 @@ impl fmt::Display for Mismatch {
             Self::Descriptors { highest, limit } => write!(
                 out,
                 "the program uses descriptor {highest}, the limit is {limit}; raise the limit on open files"
+            ),
+            Self::NoTiles => write!(
+                out,
+                "the program uses the processor's tile registers (AMX), which this machine does not have; restore it on one \
+                 that has them"
             ),
         }
     }
@@ -177,6 +187,9 @@ impl Inventory {
             && self.highest_descriptor >= limit
         {
             out.push(Mismatch::Descriptors { highest: self.highest_descriptor, limit });
+        }
+        if self.has_tiles && !tiles::are_here() {
+            out.push(Mismatch::NoTiles);
         }
         out
     }

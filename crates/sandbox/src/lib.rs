@@ -71,6 +71,7 @@ mod stat;
 mod system_v;
 mod tcp;
 pub mod terminal;
+mod tiles;
 pub mod timers;
 mod tracer;
 mod tree;

@@ -111,6 +111,8 @@ pub struct Restore {
     pub errors: Vec<String>,
     pub session_outside: bool,
     pub attributes: Attributes,
+    /// Whether it may use the processor's [tile registers](crate::tiles).
+    pub has_tiles: bool,
     /// The pipe that its standard input was, if it gets another one.
     pub input: Option<String>,
     /// The highest pid that comes back: CRIU's own must lie above.

@@ -14,13 +14,18 @@ use crate::sandboxes::record::APP;
 const LONGEST: usize = 64;
 
 /// Whether the program of an image can share contexts: it can if each process that used a GPU has had a slice from the
-/// beginning of its life.
-pub fn check(tenant: &str, image: &str, slices: &[Option<Slice>]) -> Result<()> {
+/// beginning of its life, or if it is new to GPUs, since a restore gives it a slice.
+pub fn check(tenant: &str, image: &str, metadata: &ImageMetadata) -> Result<()> {
     check_sharers(tenant)?;
-    match !slices.is_empty() && slices.iter().all(Option::is_some) {
+    match metadata.is_new_to_gpus() || are_whole(&metadata.all_slices()) {
         true => Ok(()),
         false => Err(LifecycleError::CannotShare { image: image.to_string() }.into()),
     }
+}
+
+/// Whether each process has a slice.
+fn are_whole(slices: &[Option<Slice>]) -> bool {
+    !slices.is_empty() && slices.iter().all(Option::is_some)
 }
 
 /// The slices that images have.
@@ -83,16 +88,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_has_a_plain_name_and_an_image_its_own_slice() {
-        let slice = &[Some(Slice::FIRST)];
-        check("team-1", "i", slice).unwrap();
-        check("app:team-1", "i", slice).unwrap();
-        for without in [&[None][..], &[slice[0], None], &[]] {
-            assert!(check("team-1", "i", without).unwrap_err().to_string().contains("--share"));
-        }
+    fn a_tenant_has_a_plain_name_and_each_process_its_own_slice() {
+        let slice = Some(Slice::FIRST);
+        assert!(are_whole(&[slice]) && are_whole(&[slice, slice]));
+        assert!(![&[None][..], &[slice, None], &[]].into_iter().any(are_whole));
+        check_sharers("team-1").unwrap();
+        check_sharers("app:team-1").unwrap();
         for tenant in ["", "none", "a b", "../x", "-a", "app:", "app:-a", "app:app:a", "a:b", &"x".repeat(65)]
         {
-            assert!(check(tenant, "i", slice).is_err(), "{tenant:?}");
+            assert!(check_sharers(tenant).is_err(), "{tenant:?}");
         }
         assert!(check_name("app:a").is_err());
     }

@@ -165,8 +165,7 @@ pub fn restore(
     };
     match (request.tenant, mode) {
         (None, _) => {}
-        (Some(_), Mode::Sandbox) if metadata.is_new_to_gpus() => {}
-        (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, &metadata.all_slices())?,
+        (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, &metadata)?,
         (Some(_), Mode::Driver) => return Err(LifecycleError::OwnContext.into()),
     }
     portions::check(&request.limits, request.tenant, mode)?;

@@ -344,7 +344,7 @@ fn source(
         Some(tenant) => Some(tenant.to_string()),
         None => kept.and_then(|record| record.source.tenant.clone()),
     };
-    tenant.as_deref().map(|tenant| slices::check(tenant, name, &metadata.all_slices())).transpose()?;
+    tenant.as_deref().map(|tenant| slices::check(tenant, name, &metadata)).transpose()?;
     // What was said of contexts that it shared is over with that.
     let kept_limits =
         kept.filter(|_| tenant.is_some()).map(|record| record.source.limits).unwrap_or_default();
@@ -372,7 +372,7 @@ fn source(
     });
     let variants = match request.variants.as_slice() {
         [] => same.map(|record| record.source.variants.clone()).unwrap_or_default(),
-        named => variants::find(daemon, (name, metadata.all_slices()), tenant.as_deref(), named)?,
+        named => variants::find(daemon, (name, &metadata), tenant.as_deref(), named)?,
     };
     Ok(Source {
         tenant,

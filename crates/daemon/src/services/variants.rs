@@ -3,7 +3,6 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rekindle_device::Slice;
 use rekindle_gateway::{Source, Variant};
 use rekindle_protocol::service_name::ServiceName;
 
@@ -79,13 +78,15 @@ pub fn running(daemon: &Daemon, service: &ServiceName) -> Vec<Made> {
 /// The further images of a service. Each can share contexts, at addresses that none of the others has.
 pub fn find(
     daemon: &Daemon,
-    (image, slices): (&str, Vec<Option<Slice>>),
+    (image, metadata): (&str, &ImageMetadata),
     tenant: Option<&str>,
     names: &[String],
 ) -> Result<Vec<Variant>> {
     let refused =
         |name: &str, reason: String| ServiceError::CannotServe { image: name.to_string(), reason }.into();
-    let mut taken = vec![(image.to_string(), slices)];
+    let slices_of =
+        |metadata: &ImageMetadata| metadata.all_slices().into_iter().flatten().collect::<Vec<_>>();
+    let mut taken = vec![(image.to_string(), slices_of(metadata))];
     let mut variants = Vec::new();
     for name in names {
         let Some(tenant) = tenant else {
@@ -95,8 +96,8 @@ pub fn find(
         let opened = daemon.store.image(name)?;
         let metadata = ImageMetadata::read(&opened)?;
         instances::check(name, &metadata)?;
-        let slices = metadata.all_slices();
-        slices::check(tenant, name, &slices)?;
+        slices::check(tenant, name, &metadata)?;
+        let slices = slices_of(&metadata);
         if let Some((other, _)) =
             taken.iter().find(|(_, taken)| taken.iter().any(|slice| slices.contains(slice)))
         {

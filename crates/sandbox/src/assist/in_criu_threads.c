@@ -59,10 +59,12 @@ static int answered(uint32_t request, uint32_t pid, uint64_t address, void *data
 		const uint8_t *bytes = thread->bytes + answer->offset;
 		if (request == PTRACE_GETREGSET && answer->result >= 0) {
 			struct iovec *part = data;
-			if (part->iov_len < answer->length)
+			size_t length = part->iov_len < answer->length ? part->iov_len : answer->length;
+			/* The kernel wants whole registers, and gives as many as there is room for. */
+			if (part->iov_len % sizeof(uint64_t))
 				return 0;
-			memcpy(part->iov_base, bytes, answer->length);
-			part->iov_len = answer->length;
+			memcpy(part->iov_base, bytes, length);
+			part->iov_len = length;
 		} else if (data && answer->result >= 0) {
 			memcpy(data, bytes, answer->length);
 		}

@@ -30,6 +30,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memmap2::MmapRaw;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::conversation::Library;
+
 pub use answers::{Answer, Answers};
 
 /// Loaded into CRIU.
@@ -113,24 +115,9 @@ impl Assist {
         Ok(Self { memory, file, library, options })
     }
 
-    /// The descriptors that CRIU is to have, and the variables that name them.
-    pub fn descriptors(&self) -> [RawFd; 3] {
-        [self.file.as_raw_fd(), self.library.as_raw_fd(), self.options.as_raw_fd()]
-    }
-
     /// The descriptor of a file with options for CRIU.
     pub fn options(&self) -> RawFd {
         self.options.as_raw_fd()
-    }
-
-    pub fn environment(&self) -> [(&'static str, String); 2] {
-        let [file, library, _] = self.descriptors();
-        [("LD_PRELOAD", format!("/proc/self/fd/{library}")), (VARIABLE, file.to_string())]
-    }
-
-    /// It is for this CRIU.
-    pub fn serve(&self, criu: u32) {
-        self.shared().criu.store(criu, Ordering::Release);
     }
 
     /// Of how many areas' links CRIU was told what they are.
@@ -151,6 +138,21 @@ impl Assist {
         // SAFETY: the mapping is longer than `Shared`, begins at a page, is there for as long as we are, and is zeros, which
         // `Shared` may be. What is written from elsewhere is atomic, or in a cell.
         unsafe { &*self.memory.as_ptr().cast() }
+    }
+}
+
+impl Library for Assist {
+    fn descriptors(&self) -> Vec<RawFd> {
+        [&self.file, &self.library, &self.options].map(AsRawFd::as_raw_fd).to_vec()
+    }
+
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        let [file, library] = [&self.file, &self.library].map(AsRawFd::as_raw_fd);
+        vec![("LD_PRELOAD", format!("/proc/self/fd/{library}")), (VARIABLE, file.to_string())]
+    }
+
+    fn serve(&self, criu: u32) {
+        self.shared().criu.store(criu, Ordering::Release);
     }
 }
 

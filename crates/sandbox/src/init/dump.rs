@@ -19,7 +19,7 @@ use rekindle_parallel::Urgent;
 use super::hold::Daemon;
 use super::look::{Look, Told, Unfit};
 use crate::assist::Assist;
-use crate::conversation::{ConversationOptions, Failed, Service};
+use crate::conversation::{ConversationOptions, Failed, Library, Service};
 use crate::lost_names::{self, LostNames};
 use crate::message::{Dump, DumpStats};
 use crate::overlay::Layers;
@@ -27,7 +27,7 @@ use crate::rpc::{self, Options};
 use crate::severed::{self, ConnectionPolicy};
 use crate::tracer::TracerMode;
 use crate::waiting::{POST_DUMP_STEP, STANDING_STEP, Waiting};
-use crate::{connections, devshm, outputs, process};
+use crate::{connections, devshm, outputs, process, tiles};
 
 /// CRIU's log, among the images.
 pub const DUMP_LOG: &str = "dump.log";
@@ -57,12 +57,17 @@ impl Prepared {
         let descriptors = Descriptors::of(&images, server.as_ref(), assist.as_deref());
         let request = request(&dump, descriptors, &tree, connections, &LostNames::find(&tree));
         let passed: Vec<_> = server.iter().map(AsRawFd::as_raw_fd).collect();
+        let tiles = tiles::Begun::new(&images, tree.clone());
+        let mut tiles = tiles.map_err(|error| Failed::Criu(format!("opening {}: {error}", tiles::NAME)))?;
         let describing = assist.clone().map(|assist| std::thread::spawn(move || assist.describe(tree)));
-        let tracer = TracerMode::Here { hides_unwritten: dump.ahead, assist: assist.clone() };
-        let criu = Service::spawn(&dump.criu, &passed, Some(tracer), assist.as_deref())?;
+        let (hides_unwritten, found) = (dump.ahead, tiles.found.take());
+        let tracer = TracerMode::Here { hides_unwritten, assist: assist.clone(), tiles: found };
+        let library = assist.as_deref().map(|assist| assist as &dyn Library);
+        let criu = Service::spawn(&dump.criu, &passed, Some(tracer), library)?;
         let waiting = Waiting::begin(criu, images.into(), request, connections)?;
         // What could not be described CRIU reads itself.
         describing.map(JoinHandle::join);
+        tiles.finish().map_err(Failed::Criu)?;
         Ok(Self { waiting, dump, server, assist })
     }
 

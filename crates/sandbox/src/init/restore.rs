@@ -18,7 +18,7 @@ use rekindle_protocol::terminal::WindowSize;
 use super::haste::Haste;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
-use crate::conversation::{ConversationOptions, Failed, Service};
+use crate::conversation::{ConversationOptions, Failed, Library, Service};
 use crate::ending::{AFTER_RESTORE, BEFORE_RESUME};
 use crate::log_index::Stream;
 use crate::message::{Begin, Reply, Restore, Step, Verdict};
@@ -28,7 +28,7 @@ use crate::rpc::{self, Options};
 use crate::severed;
 use crate::terminal::Terminal;
 use crate::wire::Channel;
-use crate::{devshm, input, process, socket_places};
+use crate::{devshm, input, process, socket_places, tiles};
 
 /// CRIU's log, in the run directory.
 pub const RESTORE_LOG: &str = "restore.log";
@@ -81,7 +81,11 @@ pub fn restore(
         .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
     // CRIU comes of this thread. It gives each thread of the program the priority that it had.
     let _urgent = Urgent::begin();
-    let mut criu = Service::spawn(&restore.criu, &passed, None, None)?;
+    let tiles = restore.has_tiles.then(tiles::Given::new).transpose();
+    let mut tiles =
+        tiles.map_err(|error| Failed::Criu(format!("making room for {}: {error}", tiles::NAME)))?;
+    let library = tiles.as_ref().map(|tiles| tiles as &dyn Library);
+    let mut criu = Service::spawn(&restore.criu, &passed, None, library)?;
     // CRIU has them.
     drop(theirs);
     let (Begin { steps_told }, images) = begin(channel)?;
@@ -94,6 +98,9 @@ pub fn restore(
     if shared.exists() {
         devshm::unpack(&shared, Path::new("/dev/shm"))
             .map_err(|error| Failed::Criu(format!("putting back the files in /dev/shm: {error}")))?;
+    }
+    if let Some(tiles) = &mut tiles {
+        tiles.fill(&dir).map_err(|error| Failed::Criu(format!("reading {}: {error}", tiles::NAME)))?;
     }
     let layers = Layers::mount(overlays, Some(&dir)).map_err(Failed::Criu)?;
     socket_places::make(&dir).map_err(Failed::Criu)?;
@@ -124,6 +131,7 @@ pub fn restore(
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
         AFTER_RESTORE => {
             haste.complete();
+            tiles.iter().try_for_each(tiles::Given::check)?;
             raise_pids().and_then(|()| severed::reset(&dir)).and_then(|()| ask(channel, whole, steps))
         }
         // All its threads stand still for the last time.

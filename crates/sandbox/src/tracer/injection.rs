@@ -1,13 +1,15 @@
-//! A system call that a program makes for us: a userfaultfd belongs to the memory of whoever asks for it.
+//! System calls that a program makes for us: a userfaultfd belongs to the memory of whoever asks for it, and the kernel tells a
+//! process alone which registers it may use.
 //!
 //! One thread of the process is interrupted, as CRIU interrupts all of them, makes the call, which its filters do not see,
-//! gives the descriptor back, and goes on with what it was about to do. It stands still for less than a millisecond.
+//! gives what it got back, and goes on with what it was about to do. It stands still for less than a millisecond.
 //! Whoever traces ends with the program: the kernel would let a thread go wherever it is.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use super::calls::Memory;
 use super::mend::{General, call_instruction};
 use super::request::{ptrace, set_mask};
 use super::tracee::{Before, Stop};
@@ -20,10 +22,40 @@ const UNFILTERED: u64 = 1 << 21;
 /// A thread that does not come to a stand for so long is left alone: it waits for a disk, or for a child that has its memory.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 const NO_SIGNALS: u64 = u64::MAX;
+/// Of `arch_prctl`.
+const GET_PARTS: u64 = 0x1022;
+const BELOW_STACK: u64 = 256;
 
 /// A userfaultfd of the memory of `process`, which keeps nothing of it; an error if none of its threads stands by
 /// `deadline`. SIGCHLD is to be blocked in this thread; what it traces is let go of when it ends, at the latest.
 pub fn userfaultfd(process: i32, deadline: Instant) -> io::Result<OwnedFd> {
+    visit(process, deadline, |guest, handle| {
+        let number = guest.call(libc::SYS_userfaultfd, [FLAGS, 0])?;
+        let ours = handle.descriptor(number as i32);
+        guest.call(libc::SYS_close, [number, 0]).and(ours)
+    })
+}
+
+/// Which parts of the processor's vector registers `process` may use, as the kernel counts them. The rest is as for
+/// [`userfaultfd`].
+pub fn vector_parts(process: i32, deadline: Instant) -> io::Result<u64> {
+    visit(process, deadline, |guest, _| {
+        // Nobody has anything there: below what code keeps beyond the end of its stack.
+        let at = (General::of(guest.thread)?.stack() - BELOW_STACK) & !7;
+        let before = Memory(guest.thread).word(at)?;
+        let asked = guest.call(libc::SYS_arch_prctl, [GET_PARTS, at]);
+        let parts = Memory(guest.thread).word(at);
+        Memory(guest.thread).write(at, &before.to_ne_bytes())?;
+        asked.and(parts)
+    })
+}
+
+/// Has one thread of a process do something for us, which goes on with what it was about to do.
+fn visit<T>(
+    process: i32,
+    deadline: Instant,
+    ask: impl FnOnce(&mut Guest, &Handle) -> io::Result<T>,
+) -> io::Result<T> {
     let busy: Vec<_> = uninterruptible(process).map(|(_, thread)| thread).collect();
     let thread = threads(process).into_iter().find(|thread| !is_zombie(*thread) && !busy.contains(thread));
     let thread = thread.ok_or_else(|| io::Error::other("none of its threads can be interrupted"))?;
@@ -34,7 +66,7 @@ pub fn userfaultfd(process: i32, deadline: Instant) -> io::Result<OwnedFd> {
     guest.interrupt(Some(deadline))?;
     let before = Before::take(thread);
     let made = before.and_then(|before| {
-        let made = guest.ask(&handle);
+        let made = set_mask(thread, NO_SIGNALS).and_then(|()| ask(&mut guest, &handle));
         guest.interrupt(None).and_then(|()| before.put_back(thread)).and(made)
     });
     let let_go = ptrace(libc::PTRACE_DETACH, thread, 0, 0);
@@ -55,13 +87,6 @@ struct Guest {
 }
 
 impl Guest {
-    fn ask(&mut self, handle: &Handle) -> io::Result<OwnedFd> {
-        set_mask(self.thread, NO_SIGNALS)?;
-        let number = self.call(libc::SYS_userfaultfd, FLAGS)?;
-        let ours = handle.descriptor(number as i32);
-        self.call(libc::SYS_close, number).and(ours)
-    }
-
     /// Brings it to a stand at which what it does next can be said: by a time before it was touched, and from the end of a
     /// call, whatever time it takes, afterwards. It would go on with what it was made to do.
     fn interrupt(&mut self, deadline: Option<Instant>) -> io::Result<()> {
@@ -84,9 +109,9 @@ impl Guest {
         }
     }
 
-    fn call(&mut self, number: i64, first: u64) -> io::Result<u64> {
+    fn call(&mut self, number: i64, arguments: [u64; 2]) -> io::Result<u64> {
         let mut general = General::of(self.thread)?;
-        general.enter(self.instruction, number, first);
+        general.enter(self.instruction, number, arguments);
         general.set(self.thread)?;
         for _ in ["its beginning", "its end"] {
             loop {

@@ -156,11 +156,16 @@ impl General {
     }
 
     /// The thread makes a system call next, by an instruction of that which lies there.
-    pub fn enter(&mut self, instruction: u64, number: i64, first: u64) {
+    pub fn enter(&mut self, instruction: u64, number: i64, [first, second]: [u64; 2]) {
         self.0.rip = instruction;
         self.0.rax = number as u64;
         self.0.orig_rax = u64::MAX;
-        self.0.rdi = first;
+        (self.0.rdi, self.0.rsi) = (first, second);
+    }
+
+    /// Where its stack ends.
+    pub fn stack(&self) -> u64 {
+        self.0.rsp
     }
 
     /// Of the system call that has just ended.
@@ -237,8 +242,8 @@ fn make_call(
     all: &[i32],
 ) -> io::Result<()> {
     let mut general = General::of(thread)?;
-    general.enter(instruction, number as i64, first);
-    (general.0.rsi, general.0.rdx) = (second, third);
+    general.enter(instruction, number as i64, [first, second]);
+    general.0.rdx = third;
     general.set(thread)?;
     for _ in ["its beginning", "its end"] {
         loop {

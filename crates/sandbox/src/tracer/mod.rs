@@ -36,12 +36,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::assist::Answers;
 use crate::process::{self, Handle};
+use crate::tiles;
 use calls::{Answer, Call, Listener, Memory};
-use request::{SETSIGMASK, carry_out, changes, leaves_as_it_is};
-use tracee::{Before, Shared, Stop, Tracee};
+use request::{SETSIGMASK, carry_out, changes, leaves_as_it_is, set_registers};
+use tracee::{Before, Shared, Stop, Tracee, VECTOR};
 
 pub use filter::{install_and_send, pair};
-pub use injection::{PATIENCE, userfaultfd};
+pub use injection::{PATIENCE, userfaultfd, vector_parts};
 pub use mode::{TRACER_ARGUMENT, Tracer, TracerMode, tracer_main};
 
 /// A CRIU that asks for nothing for so long has something else to do.
@@ -64,6 +65,8 @@ struct TracerState {
     hides_unwritten: bool,
     /// Where CRIU has a library of ours: what that is told of threads that stand.
     answers: Option<Answers>,
+    /// Where tiles are kept that threads have something in.
+    tiles: Option<tiles::Found>,
 }
 
 /// Whether a program had to be mended, and why that failed if it did.
@@ -81,6 +84,7 @@ fn stand(
     owner: &OwnedFd,
     hides_unwritten: bool,
     answers: Option<Answers>,
+    tiles: Option<tiles::Found>,
 ) -> io::Result<Mended> {
     let mut stand = TracerState {
         listener: Listener::new(listener),
@@ -93,6 +97,7 @@ fn stand(
         connections: Vec::new(),
         hides_unwritten,
         answers,
+        tiles,
     };
     while stand.serve()? {}
     let mended = stand.mend();
@@ -259,11 +264,20 @@ impl TracerState {
             let take = || untouched.remove(&tracee.process).unwrap_or_else(|| Shared::take(tracee.process));
             let shared = self.shared.entry(tracee.process).or_insert_with(take);
             if tracee.before.is_none() {
-                tracee.before = Some(Before::take(thread)?.into());
+                let before = Before::take(thread)?;
+                if let (Some(found), Some(registers)) = (&mut self.tiles, before.tiles()) {
+                    found.keep_of(tracee.process, thread, registers)?;
+                }
+                tracee.before = Some(before.into());
             }
             if matches!(request, libc::PTRACE_POKEDATA | libc::PTRACE_POKETEXT) {
                 shared.words.entry(address).or_insert(Memory(thread).word(address)?);
             }
+        }
+        if request == libc::PTRACE_DETACH
+            && let Some(registers) = tracee.before.as_ref().and_then(|before| before.tiles())
+        {
+            set_registers(thread, VECTOR, registers)?;
         }
         let done = carry_out(request, thread, address, data, asker)?;
         match request {

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -16,20 +17,27 @@ use nix::sys::signal::{SigSet, Signal};
 use super::filter::receive;
 use super::{Mended, stand};
 use crate::assist::{Answers, Assist};
+use crate::tiles;
 
 /// The argument with which a tracer is run as a process.
 pub const TRACER_ARGUMENT: &str = "criu-tracer";
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub enum TracerMode<'a> {
     Here {
         /// Whether CRIU is told of pages only that were written to since they were protected.
         hides_unwritten: bool,
         /// What CRIU has of ours, if it has that.
         assist: Option<Arc<Assist>>,
+        /// Where tiles are kept, where there are any.
+        tiles: Option<tiles::Found>,
     },
-    /// By this command, to which the number of a descriptor is added.
-    Process(&'a [OsString]),
+    Process {
+        /// The number of a descriptor is added, and the path.
+        command: &'a [OsString],
+        /// The directory of the images, for what CRIU does not keep; none where they are not ours.
+        images: Option<&'a Path>,
+    },
 }
 
 /// A tracer at work. It lets go of what a CRIU that has ended held when this is dropped.
@@ -50,22 +58,29 @@ impl Tracer {
     /// The ends are those of the pair by which the filter's descriptor was sent.
     pub fn start(mode: TracerMode<'_>, (from, owner): (OwnedFd, OwnedFd)) -> io::Result<Self> {
         let work = match mode {
-            TracerMode::Here { hides_unwritten, assist } => {
+            TracerMode::Here { hides_unwritten, assist, tiles } => {
                 let thread = std::thread::Builder::new().name("tracer".into());
                 TracerHandle::Thread(
-                    thread.spawn(move || trace(&from, hides_unwritten, assist.map(Answers::new)))?,
+                    thread.spawn(move || trace(&from, hides_unwritten, assist.map(Answers::new), tiles))?,
                 )
             }
-            TracerMode::Process(command) => TracerHandle::Process(Self::process(command, from)?),
+            TracerMode::Process { command, images } => {
+                TracerHandle::Process(Self::process(command, images, from)?)
+            }
         };
         Ok(Self { work, owner })
     }
 
-    fn process(words: &[OsString], from: OwnedFd) -> io::Result<Child> {
+    fn process(words: &[OsString], images: Option<&Path>, from: OwnedFd) -> io::Result<Child> {
         let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let passed = from.as_raw_fd();
         let mut command = Command::new(program);
-        command.args(arguments).arg(passed.to_string()).stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+            .args(arguments)
+            .arg(passed.to_string())
+            .args(images)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         // SAFETY: the closure only makes system calls that are safe between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -101,28 +116,42 @@ impl Tracer {
 }
 
 /// Traces for the CRIU whose filter comes, if one does.
-fn trace(from: &OwnedFd, hides_unwritten: bool, answers: Option<Answers>) -> Mended {
+fn trace(
+    from: &OwnedFd,
+    hides_unwritten: bool,
+    answers: Option<Answers>,
+    tiles: Option<tiles::Found>,
+) -> Mended {
     let mut told = SigSet::empty();
     told.add(Signal::SIGCHLD);
     let traced = told.thread_block().map_err(io::Error::from).and_then(|()| match receive(from)? {
-        Some((listener, criu)) => stand(listener, criu, from, hides_unwritten, answers),
+        Some((listener, criu)) => stand(listener, criu, from, hides_unwritten, answers, tiles),
         None => Ok(Mended::default()),
     });
     let failed = |error| Mended { failed: Some(format!("tracing for CRIU: {error}")), ..Mended::default() };
     traced.unwrap_or_else(failed)
 }
 
-/// `criu-tracer FD`: traces for the CRIU whose filter comes by that descriptor, and tells on standard output how it went.
+/// `criu-tracer FD [IMAGES]`: traces for the CRIU whose filter comes by that descriptor, and tells on standard output how it
+/// went. What CRIU does not keep goes to the directory of its images.
 pub fn tracer_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
     let fd = words.next().and_then(|word| word.to_str()?.parse::<RawFd>().ok()).filter(|fd| *fd > 2);
     let Some(fd) = fd else {
         eprintln!("{TRACER_ARGUMENT} takes the number of a descriptor; the daemon runs this");
         return ExitCode::FAILURE;
     };
+    let tiles = words.next().map(|images| tiles::Found::at(Path::new(&images))).transpose();
+    let tiles = match tiles {
+        Ok(tiles) => tiles.flatten(),
+        Err(error) => {
+            eprintln!("{TRACER_ARGUMENT}: opening the directory of the images: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     // A directory of the daemon's is not kept busy.
     let _ = nix::unistd::chdir("/");
     // SAFETY: the daemon made this descriptor for us and nothing else in this process knows it.
-    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) }, false, None);
+    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) }, false, None, tiles);
     let told = serde_json::to_vec(&mended).map_err(io::Error::from);
     // A daemon that is gone hears nothing.
     match told.and_then(|told| io::stdout().write_all(&told)) {

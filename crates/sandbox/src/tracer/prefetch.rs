@@ -9,12 +9,11 @@ use super::request::{
     ARCH_PRCTL, GET_RSEQ_CONFIGURATION, GET_THREAD_AREA, GETSIGMASK, PEEKSIGINFO, Request,
     SECCOMP_GET_FILTER, SECCOMP_GET_METADATA, SHADOW_STACK_STATUS, SIGINFO, pointer, ptrace,
 };
-use super::tracee::{GENERAL, Shared};
+use super::tracee::{GENERAL, Shared, VECTOR};
 use crate::assist::Answer;
 use crate::process;
 
-/// The vector registers, and how many bytes they have at most.
-const VECTOR: u64 = 0x202;
+/// Vector registers have so many bytes at most.
 const MOST_REGISTERS: usize = 16 << 10;
 /// Entries of the thread's own segments.
 const SEGMENTS: [u64; 3] = [12, 13, 14];

@@ -10,10 +10,12 @@ use super::calls::Memory;
 use super::request::{self, mask, registers, rseq};
 use crate::process::maps::{self, Area};
 use crate::process::status_field;
+use crate::tiles;
 
 /// The kinds of registers: general, vector and floating point, shadow stack.
 pub const GENERAL: u64 = 1;
-const KINDS: [u64; 3] = [GENERAL, 0x202, 0x204];
+pub const VECTOR: u64 = 0x202;
+const KINDS: [u64; 3] = [GENERAL, VECTOR, 0x204];
 /// Where `rseq` structures say which critical section is under way.
 const CRITICAL: u64 = 8;
 const EVENT_STOP: i32 = 128;
@@ -86,6 +88,12 @@ impl Before {
             pending: if request::has_no_signals(thread) { 0 } else { pending(thread) },
             critical: critical.and_then(|at| Some((at, Memory(thread).word(at).ok()?))),
         })
+    }
+
+    /// Its vector registers, if there is something in tiles, which CRIU does not keep.
+    pub fn tiles(&self) -> Option<&[u8]> {
+        let (_, registers) = self.registers.iter().find(|(kind, _)| *kind == VECTOR)?;
+        tiles::are_in(registers).then_some(registers)
     }
 
     /// Has the thread, which stands interrupted, do that again.
