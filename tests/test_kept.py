@@ -43,6 +43,11 @@ class Native:
                     subprocess.run(["ipcrm", option, number], stderr=subprocess.DEVNULL, check=False)
 
 
+def needs_processor(feature):
+    if feature not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"the processor has no {feature}")
+
+
 def survives(rekindle, script, *arguments, native=False):
     """Through a checkpoint while it goes on, one at which it ends, and one of what was restored; all warnings, and all lines."""
     go, warnings = rekindle.root / "go", []
@@ -108,9 +113,14 @@ def test_sets_of_epoll_go_on_telling_of_timers(rekindle, native):
 
 @pytest.mark.parametrize("native", [False, True], ids=["sandbox", "driver"])
 def test_tile_registers_of_processors(rekindle, native):
-    if "amx_int8" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("the processor has none")
-    survives(rekindle, "tiles.py", native=native)
+    needs_processor("amx_int8")
+    survives(rekindle, "compiled.py", "tiles", "-mamx-tile", "-mamx-int8", native=native)
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["sandbox", "driver"])
+def test_protection_keys_of_memory(rekindle, native):
+    needs_processor("ospke")
+    survives(rekindle, "compiled.py", "keys", native=native)
 
 
 # What no image keeps. CRIU before 4.2 lacks one thing more.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from interleavings.machine import daemon, is_alive
 from rekindle import PATIENCE, CommandError, processes
-from test_services import SERVER, begun
+from test_services import SERVER, begun, image
 
 STEPS = Path(__file__).parent / "cut/steps.py"
 FEATURES = Path(__file__).parent / "features"
@@ -345,6 +345,52 @@ def test_instances_of_services_share_and_end_when_they_are_idle():
         for name in ports:
             serve(name, "10ms")
         rekindle.wait(lambda: not served(), "the end of idle instances")
+
+
+# Counts its answers on the GPU, which it uses in the first of them.
+LATE = """
+import http.server, sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from gpu import download, open_device, upload
+counts = [np.zeros(1, np.int32)]
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if len(counts) == 1:
+            open_device()
+        else:
+            counts[0] = download(counts.pop(), 1, np.int32) + 1
+        counts.append(upload(counts[0]))
+        body = str(counts[0][0]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+server = http.server.HTTPServer(("", 8000), Handler)
+print("listens", flush=True)
+server.serve_forever()
+"""
+
+
+def test_instances_of_images_that_have_left_the_gpu_alone_share_when_they_use_it():
+    with begun() as rekindle:
+        for name in ("red", "blue", "green"):
+            image(rekindle, name, sys.executable, "-c", LATE, FEATURES)
+            assert rekindle.json("inspect", name)["gpus"] == []
+        options = ("--port", "127.0.0.1:0", "--to", 8000, "--share", "us", "--gpu", rekindle.gpu)
+        ports = [
+            rekindle.json("serve", "red", "--name", "one", *options, "--variant", "green")["port"],
+            rekindle.json("serve", "blue", "--name", "two", *options)["port"],
+        ]
+        for port in ports:
+            for number in range(2):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE) as answer:
+                    assert answer.read() == str(number).encode()
+        (shared,) = contexts(rekindle)
+        workers = [row["workers"] for row in rekindle.sandboxes() if row["pid"]]
+        assert workers == [[shared["pid"]]] * 2, workers
 
 
 def test_a_context_without_programs_ends_soon_after_the_daemon():

@@ -20,26 +20,22 @@ const model = await llama.loadModel({modelPath: file});
 const context = await model.createContext({contextSize: 2048, sequences: AT_ONCE});
 console.log(`on ${llama.gpu || "processors"}`);
 
+const free = Array.from({length: AT_ONCE}, () => context.getSequence());
+const waiting = [];
+
 async function complete({prompt, max_tokens}) {
-    const sequence = context.getSequence();
-    const completion = new LlamaCompletion({contextSequence: sequence});
+    const sequence = free.pop() ?? await new Promise((take) => waiting.push(take));
+    const completion = new LlamaCompletion({contextSequence: sequence, autoDisposeSequence: false});
     try {
+        await sequence.clearHistory();
         return await completion.generateCompletion(prompt, {maxTokens: max_tokens, temperature: 0});
     } finally {
         completion.dispose();
-        sequence.dispose();
-    }
-}
-
-const waiting = [];
-
-async function turn(work) {
-    if (context.sequencesLeft === 0)
-        await new Promise((go) => waiting.push(go));
-    try {
-        return await work();
-    } finally {
-        waiting.shift()?.();
+        const take = waiting.shift();
+        if (take)
+            take(sequence);
+        else
+            free.push(sequence);
     }
 }
 
@@ -50,7 +46,7 @@ async function answer(request, response) {
         return response.writeHead(404).end();
     const body = JSON.parse(await text(request));
     response.setHeader("Content-Type", "application/json");
-    response.end(JSON.stringify({text: await turn(() => complete(body))}));
+    response.end(JSON.stringify({text: await complete(body)}));
 }
 
 http.createServer((request, response) => {

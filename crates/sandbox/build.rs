@@ -1,5 +1,5 @@
 //! Compiles what is loaded into CRIU: a library while that dumps, and another one while it restores a program that uses tile
-//! registers. The sandbox has both in it as bytes.
+//! registers or protection keys. The sandbox has both in it as bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ const ASSIST: [&str; 4] = ["in_criu.c", "in_criu_files.c", "in_criu_pages.c", "i
 fn main() {
     println!("cargo:rerun-if-changed=src/assist/in_criu.h");
     compile("in_criu.so", Path::new("src/assist"), &ASSIST);
-    compile("tiles_in_criu.so", Path::new("src/tiles"), &["in_criu.c"]);
+    compile("processor_in_criu.so", Path::new("src/processor"), &["in_criu.c"]);
 }
 
 fn compile(library: &str, directory: &Path, sources: &[&str]) {

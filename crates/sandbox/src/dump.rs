@@ -23,8 +23,8 @@ use crate::message::{Command, Dump, DumpStats, Exit, Reply, Verdict};
 use crate::overlay;
 use crate::pages::tell_stands;
 use crate::process;
+use crate::processor::{self, Uses};
 use crate::sandbox::{Sandbox, receive, unexpected};
-use crate::tiles;
 use crate::tree::Tree;
 use crate::unfit;
 use crate::waiting::Waiting;
@@ -129,7 +129,8 @@ impl Frozen<'_> {
         let mut inventory = begun.finish(&pids).map_err(Error::io("taking stock of the program"))?;
         let kept = overlay::kept(self.images_dir).map_err(Error::io("reading what was kept of layers"))?;
         inventory.leave_out(&kept);
-        inventory.has_tiles = tiles::are_kept(self.images_dir);
+        inventory.uses =
+            Uses::read(self.images_dir).map_err(Error::io(format!("reading {}", processor::NAME)))?;
         // What is killed has lost its memory's map, and what was read of it may be nothing.
         self.check_alive()?;
         Ok(inventory)

@@ -25,7 +25,7 @@ use crate::openfile::{self, OpenFile};
 use crate::outputs::Pipes;
 use crate::overlay::LayerFiles;
 use crate::process::maps::{self, Area};
-use crate::tiles;
+use crate::processor::Uses;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -50,9 +50,8 @@ pub struct Inventory {
     pub input: Option<String>,
     #[serde(default)]
     pub attributes: Attributes,
-    /// Whether it may use the processor's [tile registers](crate::tiles).
     #[serde(default)]
-    pub has_tiles: bool,
+    pub uses: Uses,
     /// The working directories of its processes.
     #[serde(default)]
     pub directories: Vec<PathBuf>,
@@ -99,7 +98,7 @@ pub enum Mismatch {
     Changed { path: PathBuf, found: String, expected: String },
     Pids { highest: i32, limit: i32 },
     Descriptors { highest: u64, limit: u64 },
-    NoTiles,
+    Processor { missing: Vec<&'static str> },
 }
 
 impl fmt::Display for Mismatch {
@@ -130,10 +129,10 @@ impl fmt::Display for Mismatch {
                 out,
                 "the program uses descriptor {highest}, the limit is {limit}; raise the limit on open files"
             ),
-            Self::NoTiles => write!(
+            Self::Processor { missing } => write!(
                 out,
-                "the program uses the processor's tile registers (AMX), which this machine does not have; restore it on one \
-                 that has them"
+                "the program uses the processor's {}, which this machine does not have; restore it on one that has them",
+                missing.join(" and ")
             ),
         }
     }
@@ -188,8 +187,9 @@ impl Inventory {
         {
             out.push(Mismatch::Descriptors { highest: self.highest_descriptor, limit });
         }
-        if self.has_tiles && !tiles::are_here() {
-            out.push(Mismatch::NoTiles);
+        let missing = self.uses.missing();
+        if !missing.is_empty() {
+            out.push(Mismatch::Processor { missing });
         }
         out
     }

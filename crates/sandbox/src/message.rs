@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
 use crate::openfile::OpenFile;
+use crate::processor::Uses;
 
 /// The program to run in a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,8 +112,7 @@ pub struct Restore {
     pub errors: Vec<String>,
     pub session_outside: bool,
     pub attributes: Attributes,
-    /// Whether it may use the processor's [tile registers](crate::tiles).
-    pub has_tiles: bool,
+    pub uses: Uses,
     /// The pipe that its standard input was, if it gets another one.
     pub input: Option<String>,
     /// The highest pid that comes back: CRIU's own must lie above.

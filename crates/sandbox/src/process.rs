@@ -241,6 +241,11 @@ pub fn uninterruptible(pid: i32) -> impl Iterator<Item = (i32, i32)> {
     threads(pid).into_iter().filter(is_waiting).map(move |thread| (pid, thread))
 }
 
+/// Whether a thread can be brought to a stand now: it has not ended, and does not wait uninterruptibly.
+pub fn can_stand(thread: i32) -> bool {
+    status_field(thread, "State").is_some_and(|state| !state.starts_with(['Z', 'X', 'D']))
+}
+
 /// Whether the session of the first of `pids` was begun by a process that is not among them.
 pub fn is_session_outside(pids: &[i32]) -> bool {
     pids.first().and_then(|&first| session(first)).is_some_and(|session| !pids.contains(&session))

@@ -120,7 +120,7 @@ impl ReadySandbox {
             errors: inventory.errors,
             session_outside: inventory.session_outside,
             attributes: inventory.attributes,
-            has_tiles: inventory.has_tiles,
+            uses: inventory.uses,
             input: inventory.input.filter(|_| spec.input.is_some()),
             highest_pid: inventory.highest_pid,
             timeout_millis: u64::try_from(spec.timeout.as_millis()).unwrap_or(u64::MAX),

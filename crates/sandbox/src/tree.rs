@@ -24,7 +24,7 @@ use crate::rpc::{self, Options};
 use crate::severed::{self, ConnectionPolicy};
 use crate::tracer::TracerMode;
 use crate::waiting::{POST_DUMP_STEP, STANDING_STEP, Waiting};
-use crate::{capability, connections, devshm, ending, outputs, pages, tiles, unfit};
+use crate::{capability, connections, devshm, ending, outputs, pages, processor, unfit};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -89,13 +89,13 @@ impl Tree {
         let page_server = spec.page_server.map(|socket| socket.as_raw_fd());
         let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(page_server).collect();
         let pids: Vec<_> = self.pids().into_values().collect();
-        let tiles = tiles::Begun::new(&images, pids);
-        let tiles = tiles.map_err(|error| Failed::Criu(format!("opening {}: {error}", tiles::NAME)))?;
+        let begun = processor::Begun::new(&images, pids);
+        let begun = begun.map_err(|error| Failed::Criu(format!("opening {}: {error}", processor::NAME)))?;
         let place = spec.tracer.as_deref();
         let place = place.map(|command| TracerMode::Process { command, images: Some(spec.images_dir) });
         let criu = Service::spawn(spec.criu.command(), &passed, place, None)?;
         let waiting = Waiting::begin(criu, images, request, connections)?;
-        tiles.finish().map_err(Failed::Criu)?;
+        begun.finish().map_err(Failed::Criu)?;
         Ok(waiting)
     }
 

@@ -107,7 +107,7 @@ pub fn run(code: &str, subjects: &[&Subject]) -> (Vec<String>, Mended) {
     let code = format!("{PREAMBLE}\nothers = {:?}\n{code}\nsay('done')\n", &pids[1..]);
     let command =
         ["python3".into(), "-c".into(), code.into(), pids[0].to_string().into(), said.path().into()];
-    let tracer = TracerMode::Here { hides_unwritten: true, assist: Some(assist.clone()), tiles: None };
+    let tracer = TracerMode::Here { hides_unwritten: true, assist: Some(assist.clone()), processor: None };
     let mut service = Service::spawn(&command, &[], Some(tracer), Some(&*assist)).unwrap();
     let mended = service.wait();
     let lines = std::fs::read_to_string(said.path()).unwrap();

@@ -27,7 +27,7 @@ use crate::rpc::{self, Options};
 use crate::severed::{self, ConnectionPolicy};
 use crate::tracer::TracerMode;
 use crate::waiting::{POST_DUMP_STEP, STANDING_STEP, Waiting};
-use crate::{connections, devshm, outputs, process, tiles};
+use crate::{connections, devshm, outputs, process, processor};
 
 /// CRIU's log, among the images.
 pub const DUMP_LOG: &str = "dump.log";
@@ -57,17 +57,18 @@ impl Prepared {
         let descriptors = Descriptors::of(&images, server.as_ref(), assist.as_deref());
         let request = request(&dump, descriptors, &tree, connections, &LostNames::find(&tree));
         let passed: Vec<_> = server.iter().map(AsRawFd::as_raw_fd).collect();
-        let tiles = tiles::Begun::new(&images, tree.clone());
-        let mut tiles = tiles.map_err(|error| Failed::Criu(format!("opening {}: {error}", tiles::NAME)))?;
+        let begun = processor::Begun::new(&images, tree.clone());
+        let mut begun =
+            begun.map_err(|error| Failed::Criu(format!("opening {}: {error}", processor::NAME)))?;
         let describing = assist.clone().map(|assist| std::thread::spawn(move || assist.describe(tree)));
-        let (hides_unwritten, found) = (dump.ahead, tiles.found.take());
-        let tracer = TracerMode::Here { hides_unwritten, assist: assist.clone(), tiles: found };
+        let (hides_unwritten, processor) = (dump.ahead, begun.found.take());
+        let tracer = TracerMode::Here { hides_unwritten, assist: assist.clone(), processor };
         let library = assist.as_deref().map(|assist| assist as &dyn Library);
         let criu = Service::spawn(&dump.criu, &passed, Some(tracer), library)?;
         let waiting = Waiting::begin(criu, images.into(), request, connections)?;
         // What could not be described CRIU reads itself.
         describing.map(JoinHandle::join);
-        tiles.finish().map_err(Failed::Criu)?;
+        begun.finish().map_err(Failed::Criu)?;
         Ok(Self { waiting, dump, server, assist })
     }
 

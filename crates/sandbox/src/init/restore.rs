@@ -28,7 +28,7 @@ use crate::rpc::{self, Options};
 use crate::severed;
 use crate::terminal::Terminal;
 use crate::wire::Channel;
-use crate::{devshm, input, process, socket_places, tiles};
+use crate::{devshm, input, process, processor, socket_places};
 
 /// CRIU's log, in the run directory.
 pub const RESTORE_LOG: &str = "restore.log";
@@ -81,10 +81,10 @@ pub fn restore(
         .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
     // CRIU comes of this thread. It gives each thread of the program the priority that it had.
     let _urgent = Urgent::begin();
-    let tiles = restore.has_tiles.then(tiles::Given::new).transpose();
-    let mut tiles =
-        tiles.map_err(|error| Failed::Criu(format!("making room for {}: {error}", tiles::NAME)))?;
-    let library = tiles.as_ref().map(|tiles| tiles as &dyn Library);
+    let given = restore.uses.are_any().then(processor::Given::new).transpose();
+    let mut given =
+        given.map_err(|error| Failed::Criu(format!("making room for {}: {error}", processor::NAME)))?;
+    let library = given.as_ref().map(|given| given as &dyn Library);
     let mut criu = Service::spawn(&restore.criu, &passed, None, library)?;
     // CRIU has them.
     drop(theirs);
@@ -99,8 +99,8 @@ pub fn restore(
         devshm::unpack(&shared, Path::new("/dev/shm"))
             .map_err(|error| Failed::Criu(format!("putting back the files in /dev/shm: {error}")))?;
     }
-    if let Some(tiles) = &mut tiles {
-        tiles.fill(&dir).map_err(|error| Failed::Criu(format!("reading {}: {error}", tiles::NAME)))?;
+    if let Some(given) = &mut given {
+        given.fill(&dir).map_err(|error| Failed::Criu(format!("reading {}: {error}", processor::NAME)))?;
     }
     let layers = Layers::mount(overlays, Some(&dir)).map_err(Failed::Criu)?;
     socket_places::make(&dir).map_err(Failed::Criu)?;
@@ -131,7 +131,7 @@ pub fn restore(
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
         AFTER_RESTORE => {
             haste.complete();
-            tiles.iter().try_for_each(tiles::Given::check)?;
+            given.iter().try_for_each(processor::Given::check)?;
             raise_pids().and_then(|()| severed::reset(&dir)).and_then(|()| ask(channel, whole, steps))
         }
         // All its threads stand still for the last time.

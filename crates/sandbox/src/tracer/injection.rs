@@ -1,5 +1,5 @@
 //! System calls that a program makes for us: a userfaultfd belongs to the memory of whoever asks for it, and the kernel tells a
-//! process alone which registers it may use.
+//! process alone which registers it may use, and which protection keys it has.
 //!
 //! One thread of the process is interrupted, as CRIU interrupts all of them, makes the call, which its filters do not see,
 //! gives what it got back, and goes on with what it was about to do. It stands still for less than a millisecond.
@@ -14,7 +14,7 @@ use super::mend::{General, call_instruction};
 use super::request::{ptrace, set_mask};
 use super::tracee::{Before, Stop};
 use super::wait::{look, until_told};
-use crate::process::{Handle, is_zombie, maps, threads, uninterruptible};
+use crate::process::{Handle, can_stand, is_zombie, maps, threads};
 use crate::protection::FLAGS;
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: what is withheld from the program is not withheld from us.
@@ -25,28 +25,33 @@ const NO_SIGNALS: u64 = u64::MAX;
 /// Of `arch_prctl`.
 const GET_PARTS: u64 = 0x1022;
 const BELOW_STACK: u64 = 256;
+/// So many protection keys there are, with that of all memory.
+const KEYS: u64 = 16;
+const PAGE: u64 = 4096;
+/// The last page of what programs have of addresses, which nobody can map.
+const NO_MEMORY: u64 = (1 << 47) - PAGE;
 
 /// A userfaultfd of the memory of `process`, which keeps nothing of it; an error if none of its threads stands by
 /// `deadline`. SIGCHLD is to be blocked in this thread; what it traces is let go of when it ends, at the latest.
 pub fn userfaultfd(process: i32, deadline: Instant) -> io::Result<OwnedFd> {
     visit(process, deadline, |guest, handle| {
-        let number = guest.call(libc::SYS_userfaultfd, [FLAGS, 0])?;
+        let number = guest.call(libc::SYS_userfaultfd, [FLAGS, 0, 0, 0])?;
         let ours = handle.descriptor(number as i32);
-        guest.call(libc::SYS_close, [number, 0]).and(ours)
+        guest.call(libc::SYS_close, [number, 0, 0, 0]).and(ours)
     })
 }
 
-/// Which parts of the processor's vector registers `process` may use, as the kernel counts them. The rest is as for
-/// [`userfaultfd`].
-pub fn vector_parts(process: i32, deadline: Instant) -> io::Result<u64> {
+/// Which parts of the processor's vector registers `process` may use, as the kernel counts them, and which protection keys it
+/// has, a bit for each, as far as they are wanted. The rest is as for [`userfaultfd`].
+pub fn of_processor(
+    process: i32,
+    deadline: Instant,
+    wants_parts: bool,
+    wants_keys: bool,
+) -> io::Result<(Option<u64>, Option<u64>)> {
     visit(process, deadline, |guest, _| {
-        // Nobody has anything there: below what code keeps beyond the end of its stack.
-        let at = (General::of(guest.thread)?.stack() - BELOW_STACK) & !7;
-        let before = Memory(guest.thread).word(at)?;
-        let asked = guest.call(libc::SYS_arch_prctl, [GET_PARTS, at]);
-        let parts = Memory(guest.thread).word(at);
-        Memory(guest.thread).write(at, &before.to_ne_bytes())?;
-        asked.and(parts)
+        let parts = wants_parts.then(|| guest.vector_parts()).transpose()?;
+        Ok((parts, wants_keys.then(|| guest.keys()).transpose()?))
     })
 }
 
@@ -56,8 +61,7 @@ fn visit<T>(
     deadline: Instant,
     ask: impl FnOnce(&mut Guest, &Handle) -> io::Result<T>,
 ) -> io::Result<T> {
-    let busy: Vec<_> = uninterruptible(process).map(|(_, thread)| thread).collect();
-    let thread = threads(process).into_iter().find(|thread| !is_zombie(*thread) && !busy.contains(thread));
+    let thread = threads(process).into_iter().find(|thread| can_stand(*thread));
     let thread = thread.ok_or_else(|| io::Error::other("none of its threads can be interrupted"))?;
     let instruction = call_instruction(process, &maps::of(process)?)?;
     let handle = Handle::open(process)?;
@@ -87,6 +91,30 @@ struct Guest {
 }
 
 impl Guest {
+    fn vector_parts(&mut self) -> io::Result<u64> {
+        // Nobody has anything there: below what code keeps beyond the end of its stack.
+        let at = (General::of(self.thread)?.stack() - BELOW_STACK) & !7;
+        let before = Memory(self.thread).word(at)?;
+        let asked = self.call(libc::SYS_arch_prctl, [GET_PARTS, at, 0, 0]);
+        let parts = Memory(self.thread).word(at);
+        Memory(self.thread).write(at, &before.to_ne_bytes())?;
+        asked.and(parts)
+    }
+
+    /// A bit for each protection key that it has, but that of all memory. The kernel looks at the key before it looks for memory.
+    fn keys(&mut self) -> io::Result<u64> {
+        let mut keys = 0;
+        for key in 1..KEYS {
+            let asked = self.call(libc::SYS_pkey_mprotect, [NO_MEMORY, PAGE, 0, key]);
+            match asked.err().and_then(|error| error.raw_os_error()) {
+                Some(libc::ENOMEM) => keys |= 1 << key,
+                Some(libc::EINVAL) => {}
+                other => return Err(io::Error::from_raw_os_error(other.unwrap_or(libc::EIO))),
+            }
+        }
+        Ok(keys)
+    }
+
     /// Brings it to a stand at which what it does next can be said: by a time before it was touched, and from the end of a
     /// call, whatever time it takes, afterwards. It would go on with what it was made to do.
     fn interrupt(&mut self, deadline: Option<Instant>) -> io::Result<()> {
@@ -109,7 +137,7 @@ impl Guest {
         }
     }
 
-    fn call(&mut self, number: i64, arguments: [u64; 2]) -> io::Result<u64> {
+    fn call(&mut self, number: i64, arguments: [u64; 4]) -> io::Result<u64> {
         let mut general = General::of(self.thread)?;
         general.enter(self.instruction, number, arguments);
         general.set(self.thread)?;

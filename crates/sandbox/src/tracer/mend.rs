@@ -156,11 +156,11 @@ impl General {
     }
 
     /// The thread makes a system call next, by an instruction of that which lies there.
-    pub fn enter(&mut self, instruction: u64, number: i64, [first, second]: [u64; 2]) {
+    pub fn enter(&mut self, instruction: u64, number: i64, [first, second, third, fourth]: [u64; 4]) {
         self.0.rip = instruction;
         self.0.rax = number as u64;
         self.0.orig_rax = u64::MAX;
-        (self.0.rdi, self.0.rsi) = (first, second);
+        (self.0.rdi, self.0.rsi, self.0.rdx, self.0.r10) = (first, second, third, fourth);
     }
 
     /// Where its stack ends.
@@ -242,8 +242,7 @@ fn make_call(
     all: &[i32],
 ) -> io::Result<()> {
     let mut general = General::of(thread)?;
-    general.enter(instruction, number as i64, [first, second]);
-    general.0.rdx = third;
+    general.enter(instruction, number as i64, [first, second, third, 0]);
     general.set(thread)?;
     for _ in ["its beginning", "its end"] {
         loop {

@@ -36,13 +36,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::assist::Answers;
 use crate::process::{self, Handle};
-use crate::tiles;
+use crate::processor;
 use calls::{Answer, Call, Listener, Memory};
 use request::{SETSIGMASK, carry_out, changes, leaves_as_it_is, set_registers};
 use tracee::{Before, Shared, Stop, Tracee, VECTOR};
 
 pub use filter::{install_and_send, pair};
-pub use injection::{PATIENCE, userfaultfd, vector_parts};
+pub use injection::{PATIENCE, of_processor, userfaultfd};
 pub use mode::{TRACER_ARGUMENT, Tracer, TracerMode, tracer_main};
 
 /// A CRIU that asks for nothing for so long has something else to do.
@@ -65,8 +65,8 @@ struct TracerState {
     hides_unwritten: bool,
     /// Where CRIU has a library of ours: what that is told of threads that stand.
     answers: Option<Answers>,
-    /// Where tiles are kept that threads have something in.
-    tiles: Option<tiles::Found>,
+    /// Where what CRIU does not keep of processors goes.
+    processor: Option<processor::Found>,
 }
 
 /// Whether a program had to be mended, and why that failed if it did.
@@ -84,7 +84,7 @@ fn stand(
     owner: &OwnedFd,
     hides_unwritten: bool,
     answers: Option<Answers>,
-    tiles: Option<tiles::Found>,
+    processor: Option<processor::Found>,
 ) -> io::Result<Mended> {
     let mut stand = TracerState {
         listener: Listener::new(listener),
@@ -97,7 +97,7 @@ fn stand(
         connections: Vec::new(),
         hides_unwritten,
         answers,
-        tiles,
+        processor,
     };
     while stand.serve()? {}
     let mended = stand.mend();
@@ -265,8 +265,8 @@ impl TracerState {
             let shared = self.shared.entry(tracee.process).or_insert_with(take);
             if tracee.before.is_none() {
                 let before = Before::take(thread)?;
-                if let (Some(found), Some(registers)) = (&mut self.tiles, before.tiles()) {
-                    found.keep_of(tracee.process, thread, registers)?;
+                if let (Some(found), Some(registers)) = (&mut self.processor, before.tiles()) {
+                    found.keep_tiles(tracee.process, thread, registers)?;
                 }
                 tracee.before = Some(before.into());
             }

@@ -17,7 +17,7 @@ use nix::sys::signal::{SigSet, Signal};
 use super::filter::receive;
 use super::{Mended, stand};
 use crate::assist::{Answers, Assist};
-use crate::tiles;
+use crate::processor;
 
 /// The argument with which a tracer is run as a process.
 pub const TRACER_ARGUMENT: &str = "criu-tracer";
@@ -29,8 +29,8 @@ pub enum TracerMode<'a> {
         hides_unwritten: bool,
         /// What CRIU has of ours, if it has that.
         assist: Option<Arc<Assist>>,
-        /// Where tiles are kept, where there are any.
-        tiles: Option<tiles::Found>,
+        /// Where what CRIU does not keep of processors goes, where there is any.
+        processor: Option<processor::Found>,
     },
     Process {
         /// The number of a descriptor is added, and the path.
@@ -58,10 +58,11 @@ impl Tracer {
     /// The ends are those of the pair by which the filter's descriptor was sent.
     pub fn start(mode: TracerMode<'_>, (from, owner): (OwnedFd, OwnedFd)) -> io::Result<Self> {
         let work = match mode {
-            TracerMode::Here { hides_unwritten, assist, tiles } => {
+            TracerMode::Here { hides_unwritten, assist, processor } => {
                 let thread = std::thread::Builder::new().name("tracer".into());
                 TracerHandle::Thread(
-                    thread.spawn(move || trace(&from, hides_unwritten, assist.map(Answers::new), tiles))?,
+                    thread
+                        .spawn(move || trace(&from, hides_unwritten, assist.map(Answers::new), processor))?,
                 )
             }
             TracerMode::Process { command, images } => {
@@ -120,12 +121,12 @@ fn trace(
     from: &OwnedFd,
     hides_unwritten: bool,
     answers: Option<Answers>,
-    tiles: Option<tiles::Found>,
+    processor: Option<processor::Found>,
 ) -> Mended {
     let mut told = SigSet::empty();
     told.add(Signal::SIGCHLD);
     let traced = told.thread_block().map_err(io::Error::from).and_then(|()| match receive(from)? {
-        Some((listener, criu)) => stand(listener, criu, from, hides_unwritten, answers, tiles),
+        Some((listener, criu)) => stand(listener, criu, from, hides_unwritten, answers, processor),
         None => Ok(Mended::default()),
     });
     let failed = |error| Mended { failed: Some(format!("tracing for CRIU: {error}")), ..Mended::default() };
@@ -140,9 +141,9 @@ pub fn tracer_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
         eprintln!("{TRACER_ARGUMENT} takes the number of a descriptor; the daemon runs this");
         return ExitCode::FAILURE;
     };
-    let tiles = words.next().map(|images| tiles::Found::at(Path::new(&images))).transpose();
-    let tiles = match tiles {
-        Ok(tiles) => tiles.flatten(),
+    let processor = words.next().map(|images| processor::Found::at(Path::new(&images))).transpose();
+    let processor = match processor {
+        Ok(processor) => processor,
         Err(error) => {
             eprintln!("{TRACER_ARGUMENT}: opening the directory of the images: {error}");
             return ExitCode::FAILURE;
@@ -151,7 +152,7 @@ pub fn tracer_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
     // A directory of the daemon's is not kept busy.
     let _ = nix::unistd::chdir("/");
     // SAFETY: the daemon made this descriptor for us and nothing else in this process knows it.
-    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) }, false, None, tiles);
+    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) }, false, None, processor);
     let told = serde_json::to_vec(&mended).map_err(io::Error::from);
     // A daemon that is gone hears nothing.
     match told.and_then(|told| io::stdout().write_all(&told)) {

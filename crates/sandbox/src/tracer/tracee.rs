@@ -10,7 +10,7 @@ use super::calls::Memory;
 use super::request::{self, mask, registers, rseq};
 use crate::process::maps::{self, Area};
 use crate::process::status_field;
-use crate::tiles;
+use crate::processor;
 
 /// The kinds of registers: general, vector and floating point, shadow stack.
 pub const GENERAL: u64 = 1;
@@ -93,7 +93,7 @@ impl Before {
     /// Its vector registers, if there is something in tiles, which CRIU does not keep.
     pub fn tiles(&self) -> Option<&[u8]> {
         let (_, registers) = self.registers.iter().find(|(kind, _)| *kind == VECTOR)?;
-        tiles::are_in(registers).then_some(registers)
+        processor::are_tiles_in(registers).then_some(registers)
     }
 
     /// Has the thread, which stands interrupted, do that again.

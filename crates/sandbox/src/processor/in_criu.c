@@ -1,6 +1,6 @@
-/* Comes before the C library in a CRIU that restores a program which uses tiles; see mod.rs. CRIU lets go of each thread by
- * PTRACE_DETACH. Before it lets go of the first of a process all of them stand, and about to do what they did: then they are
- * given what they had of tiles. */
+/* Comes before the C library in a CRIU that restores a program which uses tiles or protection keys; see mod.rs. CRIU lets go of
+ * each thread by PTRACE_DETACH. Before it lets go of the first of a process all of them stand, about to do what they did: then
+ * they are given what CRIU has not given them. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <elf.h>
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -35,14 +36,17 @@
 
 struct record {
 	int32_t process, thread;
-	uint32_t length;
+	uint32_t kind, length;
 };
+/* Kinds of records beside that of a process which has leave to use tiles. */
+#define TILES_OF_THREAD 2
+#define KEYS 3
 
 static int records = -1;
 
 __attribute__((constructor)) static void load(void)
 {
-	const char *number = getenv("REKINDLE_TILES");
+	const char *number = getenv("REKINDLE_PROCESSOR");
 	uint64_t loaded = 1;
 	if (number && pwrite(atoi(number), &loaded, sizeof(loaded), 0) == sizeof(loaded))
 		records = atoi(number);
@@ -101,18 +105,76 @@ static int run_aside(pid_t thread, uint64_t instruction, struct user_regs_struct
 	return done;
 }
 
-/* Has a process ask for leave to use tiles, by its first thread. */
+/* Has a process make a system call, by its first thread; what that gives. */
+static int64_t call(pid_t process, long number, uint64_t first, uint64_t second, uint64_t third, uint64_t fourth)
+{
+	struct user_regs_struct general = {.rax = number, .rdi = first, .rsi = second, .rdx = third, .r10 = fourth};
+	uint64_t result;
+	return run_aside(process, CALL, general, &result) ? -errno : (int64_t)result;
+}
+
 static int get_leave(pid_t process)
 {
-	struct user_regs_struct general = {.rax = SYS_arch_prctl, .rdi = ASK_FOR_LEAVE, .rsi = TILES};
-	uint64_t result;
-	/* What is withheld from the program is not withheld from us. Where there is no filter the kernel may refuse this. */
-	kernel(PTRACE_SETOPTIONS, process, 0, (void *)SUSPEND_FILTERS);
-	if (run_aside(process, CALL, general, &result))
+	int64_t done = call(process, SYS_arch_prctl, ASK_FOR_LEAVE, TILES, 0, 0);
+	errno = -done;
+	return done ? -1 : 0;
+}
+
+/* Gives memory from `start` to `end` a key, with what may be done there as it is. */
+static int give_key(pid_t process, uint64_t start, uint64_t end, uint64_t key)
+{
+	char place[64], line[8192], may[8];
+	unsigned long from, to;
+	int64_t done = 0;
+	snprintf(place, sizeof(place), "/proc/%d/maps", process);
+	FILE *maps = fopen(place, "re");
+	if (!maps)
 		return -1;
-	kernel(PTRACE_SETOPTIONS, process, 0, NULL);
-	errno = -(int64_t)result;
-	return result ? -1 : 0;
+	while (!done && fgets(line, sizeof(line), maps)) {
+		if (sscanf(line, "%lx-%lx %7s", &from, &to, may) != 3 || to <= start || from >= end)
+			continue;
+		from = from < start ? start : from;
+		to = to > end ? end : to;
+		int protection = (may[0] == 'r' ? PROT_READ : 0) | (may[1] == 'w' ? PROT_WRITE : 0) | (may[2] == 'x' ? PROT_EXEC : 0);
+		done = call(process, SYS_pkey_mprotect, from, to - from, protection, key);
+	}
+	fclose(maps);
+	errno = -done;
+	return done ? -1 : 0;
+}
+
+/* Gives a process the keys that it had, and its memory those: words of the bits of keys, and of start, end and key of each area. */
+static int give_keys(pid_t process, const uint8_t *had, size_t length)
+{
+	static uint8_t vector[MOST_REGISTERS] __attribute__((aligned(64)));
+	struct iovec own = {vector, vectors(process, vector)};
+	uint64_t wanted, got = 0, area[3];
+	memcpy(&wanted, had, sizeof(wanted));
+	/* Memory may have keys that were given back since. */
+	uint64_t used = wanted;
+	for (size_t at = sizeof(wanted); at + sizeof(area) <= length; at += sizeof(area)) {
+		memcpy(area, had + at, sizeof(area));
+		used |= 1ull << (area[2] & 63);
+	}
+	/* They come in order. */
+	while (used & ~got) {
+		int64_t key = call(process, SYS_pkey_alloc, 0, 0, 0, 0);
+		if (key <= 0 || key > 62) {
+			errno = key < 0 ? -key : ERANGE;
+			return -1;
+		}
+		got |= 1ull << key;
+	}
+	for (size_t at = sizeof(wanted); at + sizeof(area) <= length; at += sizeof(area)) {
+		memcpy(area, had + at, sizeof(area));
+		if (give_key(process, area[0], area[1], area[2]))
+			return -1;
+	}
+	for (int key = 1; key < 63; key++)
+		if (got & ~wanted & 1ull << key)
+			call(process, SYS_pkey_free, key, 0, 0, 0);
+	/* What the thread itself may touch was changed with each key. */
+	return !own.iov_len || kernel(PTRACE_SETREGSET, process, NT_X86_XSTATE, &own) < 0 ? -1 : 0;
 }
 
 /* Copies a part of vector registers; 0 if it lies in both. */
@@ -146,20 +208,30 @@ static int give(pid_t thread, const uint8_t *had, size_t had_length)
 	return 0;
 }
 
-/* Gives all threads of a process what they had. */
+/* Gives a process and its threads what they had. */
 static int give_all(pid_t process, const uint8_t *file, size_t length)
 {
-	if (get_leave(process))
-		return -1;
 	struct record record;
+	/* What is withheld from the program is not withheld from us. Where there is no filter the kernel may refuse this. */
+	kernel(PTRACE_SETOPTIONS, process, 0, (void *)SUSPEND_FILTERS);
+	int has_leave = 0;
 	for (size_t at = 0; at + sizeof(record) <= length; at += sizeof(record) + record.length) {
 		memcpy(&record, file + at, sizeof(record));
 		const uint8_t *had = file + at + sizeof(record);
-		if (record.length > length - at - sizeof(record) || (record.thread && record.length < PARTS_AT + 8))
+		int has_tiles = record.kind == TILES_OF_THREAD;
+		size_t least = has_tiles ? PARTS_AT + 8 : record.kind == KEYS ? 8 : 0;
+		if (record.length > length - at - sizeof(record) || record.length < least) {
+			errno = EBADMSG;
 			return -1;
-		if (record.process == process && record.thread && give(record.thread, had, record.length))
+		}
+		if (record.process != process)
+			continue;
+		if (record.kind == KEYS ? give_keys(process, had, record.length) : !has_leave++ && get_leave(process))
+			return -1;
+		if (has_tiles && give(record.thread, had, record.length))
 			return -1;
 	}
+	kernel(PTRACE_SETOPTIONS, process, 0, NULL);
 	return 0;
 }
 
