@@ -73,7 +73,8 @@ def test_a_server_under_load_is_imaged_without_a_failed_request_and_comes_back(r
     rekindle.wait(listens, "the server to listen")
     with load(port) as failures:
         for number in range(2):
-            rekindle.wait(lambda before=ask(port): ask(port) >= before + SOME, "more answers")
+            enough = ask(port) + SOME
+            rekindle.wait(lambda enough=enough: ask(port) >= enough, "more answers")
             rekindle("checkpoint", "first", "--to", f"going-{number}", "--leave-running")
     assert not failures
     name = "first"
