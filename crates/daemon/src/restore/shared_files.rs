@@ -1,16 +1,15 @@
 //! The files that a program shares with its worker: board, ring and pinned memory.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Arc;
 
 use rekindle_protocol::client::{FIRST_PAGES, Quiesced, TouchedRange};
-use rekindle_store::{FirstPages, Image, PartKind};
+use rekindle_store::{Encoding, FirstPages, Image, PartKind};
 
 use super::Attempt;
 use crate::error::{Error, Result};
 
-/// Pinned memory is loaded in pieces of this size.
-const PIECE: u64 = 8 << 20;
 const PAGE: u64 = 4096;
 
 impl Attempt<'_> {
@@ -51,20 +50,27 @@ impl Attempt<'_> {
     /// Fills pinned memory, and says which pages are touched first. The program does not run yet.
     pub fn load_pinned(&self, half: &Image, client: &Quiesced) -> Result<()> {
         self.tell_first_pages();
+        let mut pieces = Vec::new();
         for part in half.parts(PartKind::Pinned) {
             if !client.files.iter().any(|(name, bytes)| *name == part.name && *bytes >= part.bytes) {
                 return Err(self.refused("it has pinned memory that no file of the program is for"));
             }
             let path = self.sandbox.run_directory.join(&part.name);
-            let failed = |source| Error::io("write", &path, source);
-            let file: File = OpenOptions::new().write(true).open(&path).map_err(failed)?;
-            let mut piece = Vec::new();
-            for at in (0..part.bytes).step_by(PIECE as usize) {
-                piece.resize(PIECE.min(part.bytes - at) as usize, 0);
-                half.read_part(part, at, &mut piece)?;
-                file.write_all_at(&piece, at).map_err(failed)?;
-            }
+            let file = OpenOptions::new().write(true).open(&path);
+            let file = Arc::new(file.map_err(|source| Error::io("write", &path, source))?);
+            // The file is zeros.
+            let chunks = part.chunks.iter().enumerate().filter(|(_, chunk)| chunk.encoding != Encoding::Zero);
+            pieces.extend(chunks.map(|(number, chunk)| {
+                let at = number as u64 * part.chunk_bytes;
+                (part, at, chunk.bytes as usize, file.clone(), path.clone())
+            }));
         }
-        Ok(())
+        let load = |bytes: &mut Vec<u8>, number: usize| {
+            let (part, at, length, file, path) = &pieces[number];
+            bytes.resize(*length, 0);
+            half.read_part(part, *at, bytes)?;
+            file.write_all_at(bytes, *at).map_err(|source| Error::io("write", path, source))
+        };
+        rekindle_parallel::map(rekindle_parallel::threads(), pieces.len(), Vec::new, load).map(drop)
     }
 }
