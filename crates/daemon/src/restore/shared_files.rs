@@ -2,7 +2,6 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::sync::Arc;
 
 use rekindle_protocol::client::{FIRST_PAGES, Quiesced, TouchedRange};
 use rekindle_store::{Encoding, FirstPages, Image, PartKind};
@@ -55,21 +54,19 @@ impl Attempt<'_> {
             if !client.files.iter().any(|(name, bytes)| *name == part.name && *bytes >= part.bytes) {
                 return Err(self.refused("it has pinned memory that no file of the program is for"));
             }
-            let path = self.sandbox.run_directory.join(&part.name);
-            let file = OpenOptions::new().write(true).open(&path);
-            let file = Arc::new(file.map_err(|source| Error::io("write", &path, source))?);
             // The file is zeros.
             let chunks = part.chunks.iter().enumerate().filter(|(_, chunk)| chunk.encoding != Encoding::Zero);
-            pieces.extend(chunks.map(|(number, chunk)| {
-                let at = number as u64 * part.chunk_bytes;
-                (part, at, chunk.bytes as usize, file.clone(), path.clone())
-            }));
+            pieces
+                .extend(chunks.map(|(number, chunk)| (part, number as u64 * part.chunk_bytes, chunk.bytes)));
         }
         let load = |bytes: &mut Vec<u8>, number: usize| {
-            let (part, at, length, file, path) = &pieces[number];
-            bytes.resize(*length, 0);
-            half.read_part(part, *at, bytes)?;
-            file.write_all_at(bytes, *at).map_err(|source| Error::io("write", path, source))
+            let (part, at, length) = pieces[number];
+            bytes.resize(length as usize, 0);
+            half.read_part(part, at, bytes)?;
+            let path = self.sandbox.run_directory.join(&part.name);
+            let written =
+                OpenOptions::new().write(true).open(&path).and_then(|file| file.write_all_at(bytes, at));
+            written.map_err(|source| Error::io("write", &path, source))
         };
         rekindle_parallel::map(rekindle_parallel::threads(), pieces.len(), Vec::new, load).map(drop)
     }
