@@ -24,7 +24,7 @@ use crate::rpc::{self, Options};
 use crate::severed::{self, ConnectionPolicy};
 use crate::tracer::TracerMode;
 use crate::waiting::{POST_DUMP_STEP, STANDING_STEP, Waiting};
-use crate::{capability, connections, devshm, ending, outputs, pages, processor, unfit};
+use crate::{capability, connections, devshm, ending, outputs, pages, unfit};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -88,15 +88,11 @@ impl Tree {
         let request = self.request(spec, &images, connections);
         let page_server = spec.page_server.map(|socket| socket.as_raw_fd());
         let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(page_server).collect();
-        let pids: Vec<_> = self.pids().into_values().collect();
-        let begun = processor::Begun::new(&images, pids);
-        let begun = begun.map_err(|error| Failed::Criu(format!("opening {}: {error}", processor::NAME)))?;
         let place = spec.tracer.as_deref();
-        let place = place.map(|command| TracerMode::Process { command, images: Some(spec.images_dir) });
+        let kept = Some((spec.images_dir, self.root));
+        let place = place.map(|command| TracerMode::Process { command, kept });
         let criu = Service::spawn(spec.criu.command(), &passed, place, None)?;
-        let waiting = Waiting::begin(criu, images, request, connections)?;
-        begun.finish().map_err(Failed::Criu)?;
-        Ok(waiting)
+        Waiting::begin(criu, images, request, connections)
     }
 
     fn connections(&self) -> ConnectionPolicy {

@@ -124,21 +124,20 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Finds out what these processes, which run, have of it. What another dump has left with these images is over.
+    /// Finds out what these processes, which run, have of it.
     pub fn new(images: &impl AsFd, processes: Vec<i32>) -> io::Result<Self> {
         let found = || {
             let images = images.as_fd().try_clone_to_owned()?.into();
             Ok::<_, io::Error>(Found { images, file: None, has_tiles: has_tiles() })
         };
-        let mut earlier = found()?;
-        match fs::remove_file(earlier.path()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ if !has_tiles() && !keys::are_here() => return Ok(Self::default()),
-            _ => {}
+        let mut asker = found()?;
+        asker.forget()?;
+        if !has_tiles() && !keys::are_here() {
+            return Ok(Self::default());
         }
         // Who traces is a thread of its own, with which the kernel lets go of all.
         let thread = std::thread::Builder::new().name("processor".into());
-        let asking = thread.spawn(move || earlier.ask(&processes))?;
+        let asking = thread.spawn(move || asker.ask(&processes))?;
         Ok(Self { asking: Some(asking), found: Some(found()?) })
     }
 
@@ -159,9 +158,21 @@ pub struct Found {
 }
 
 impl Found {
-    /// In a directory of images, where others may keep some too.
-    pub fn at(images: &Path) -> io::Result<Self> {
-        Ok(Self { images: File::open(images)?, file: None, has_tiles: has_tiles() })
+    /// For the images in this directory: these processes, which run, have been asked. By whoever traces, whose end is to be no
+    /// daemon's.
+    pub fn ask_all(images: &Path, processes: &[i32]) -> io::Result<Self> {
+        let mut found = Self { images: File::open(images)?, file: None, has_tiles: has_tiles() };
+        found.forget()?;
+        found.ask(processes)?;
+        Ok(found)
+    }
+
+    /// What another dump has left with these images is over.
+    fn forget(&self) -> io::Result<()> {
+        match fs::remove_file(self.path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn path(&self) -> PathBuf {
@@ -175,6 +186,7 @@ impl Found {
         told.thread_block()?;
         let deadline = Instant::now() + PATIENCE;
         let (wants_parts, wants_keys) = (self.has_tiles, keys::are_here());
+        let processes = if wants_parts || wants_keys { processes } else { &[] };
         for &process in processes {
             let found = tracer::of_processor(process, deadline, wants_parts, wants_keys);
             let (parts, keys) = found.unwrap_or_else(|error| {

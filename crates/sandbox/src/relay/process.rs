@@ -120,7 +120,7 @@ fn spawn(
     let mut child = command.spawn()?;
     let program = [std::env::current_exe()?.into_os_string(), TRACER_ARGUMENT.into()];
     let tracer = filter
-        .map(|ends| Tracer::start(TracerMode::Process { command: &program, images: None }, ends))
+        .map(|ends| Tracer::start(TracerMode::Process { command: &program, kept: None }, ends))
         .transpose();
     let tracer = tracer.inspect_err(|_| {
         // It has touched nothing yet.

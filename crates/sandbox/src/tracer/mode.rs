@@ -17,7 +17,7 @@ use nix::sys::signal::{SigSet, Signal};
 use super::filter::receive;
 use super::{Mended, stand};
 use crate::assist::{Answers, Assist};
-use crate::processor;
+use crate::{process, processor};
 
 /// The argument with which a tracer is run as a process.
 pub const TRACER_ARGUMENT: &str = "criu-tracer";
@@ -33,10 +33,10 @@ pub enum TracerMode<'a> {
         processor: Option<processor::Found>,
     },
     Process {
-        /// The number of a descriptor is added, and the path.
+        /// The number of a descriptor is added, and what is to be kept.
         command: &'a [OsString],
-        /// The directory of the images, for what CRIU does not keep; none where they are not ours.
-        images: Option<&'a Path>,
+        /// Where the images go, and the program's first process, for what CRIU does not keep; none where they are not ours.
+        kept: Option<(&'a Path, i32)>,
     },
 }
 
@@ -65,23 +65,22 @@ impl Tracer {
                         .spawn(move || trace(&from, hides_unwritten, assist.map(Answers::new), processor))?,
                 )
             }
-            TracerMode::Process { command, images } => {
-                TracerHandle::Process(Self::process(command, images, from)?)
+            TracerMode::Process { command, kept } => {
+                TracerHandle::Process(Self::process(command, kept, from)?)
             }
         };
         Ok(Self { work, owner })
     }
 
-    fn process(words: &[OsString], images: Option<&Path>, from: OwnedFd) -> io::Result<Child> {
+    fn process(words: &[OsString], kept: Option<(&Path, i32)>, from: OwnedFd) -> io::Result<Child> {
         let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let passed = from.as_raw_fd();
         let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .arg(passed.to_string())
-            .args(images)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
+        command.args(arguments).arg(passed.to_string());
+        if let Some((images, program)) = kept {
+            command.arg(images).arg(program.to_string());
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
         // SAFETY: the closure only makes system calls that are safe between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -133,19 +132,23 @@ fn trace(
     traced.unwrap_or_else(failed)
 }
 
-/// `criu-tracer FD [IMAGES]`: traces for the CRIU whose filter comes by that descriptor, and tells on standard output how it
-/// went. What CRIU does not keep goes to the directory of its images.
+/// `criu-tracer FD [IMAGES PID]`: traces for the CRIU whose filter comes by that descriptor, and tells on standard output how it
+/// went. What CRIU does not keep of that program goes to the directory of its images.
 pub fn tracer_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
     let fd = words.next().and_then(|word| word.to_str()?.parse::<RawFd>().ok()).filter(|fd| *fd > 2);
     let Some(fd) = fd else {
         eprintln!("{TRACER_ARGUMENT} takes the number of a descriptor; the daemon runs this");
         return ExitCode::FAILURE;
     };
-    let processor = words.next().map(|images| processor::Found::at(Path::new(&images))).transpose();
+    let processor = words.next().zip(words.next()).map(|(images, program)| {
+        let program = program.to_str().and_then(|word| word.parse().ok()).unwrap_or_default();
+        processor::Found::ask_all(Path::new(&images), &process::tree(program))
+    });
+    let processor = processor.transpose();
     let processor = match processor {
         Ok(processor) => processor,
         Err(error) => {
-            eprintln!("{TRACER_ARGUMENT}: opening the directory of the images: {error}");
+            eprintln!("{TRACER_ARGUMENT}: finding out what the program has of the processor: {error}");
             return ExitCode::FAILURE;
         }
     };

@@ -219,6 +219,11 @@ impl<'b> Block<'b> {
         Ok((self.hashed > 0).then(|| Hasher::finish(&self.values[..self.hashed])))
     }
 
+    /// The stream by which its copies go: what is enqueued there is done before its next copy is.
+    pub(super) fn stream(&self, gpu: &Gpu) -> Stream {
+        gpu.streams.get(self.number % gpu.streams.len().max(1)).copied().unwrap_or(Stream::LEGACY)
+    }
+
     /// Begins a copy from the device to the start of the block, hashed on the way if the device can.
     pub(super) fn fetch(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
         let base = self.bytes.as_mut_ptr() as u64;
@@ -274,12 +279,12 @@ impl<'b> Block<'b> {
         on_device: Option<u64>,
     ) -> Result<()> {
         self.wait()?;
-        let Gpu { device, streams, hasher, link } = gpu;
+        let stream = self.stream(gpu);
+        let Gpu { device, hasher, link, .. } = gpu;
         let hashed = hasher.as_ref().zip(on_device).filter(|_| Hasher::takes(count));
         self.hashed = hashed.as_ref().map_or(0, |_| values_of(count as usize));
         let values = self.values.as_mut_ptr() as u64;
         device.bind()?;
-        let stream = streams.get(self.number % streams.len().max(1)).copied().unwrap_or(Stream::LEGACY);
         let event = device.event_create(DISABLE_TIMING)?;
         let copied = copy.map_or(Ok(()), |(to, from)| {
             GpuLink::copy_by(link.as_deref(), &**device, (to, from, count), stream)

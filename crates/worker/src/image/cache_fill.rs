@@ -76,10 +76,10 @@ pub(crate) fn fill_cache(
             let address = mapped.address() + row.offset + (at - row.first * CACHE_SLOT);
             let extent = Extent { part, range: at..next, address };
             at = next;
-            if sources.fill(gpu, &extent)? {
+            let block = &mut blocks[index];
+            if sources.fill(gpu, &extent, block.stream(gpu))? {
                 continue;
             }
-            let block = &mut blocks[index];
             sources.settle(block, open[index].take())?;
             if let Brought::Copies(unproved) = sources.bring(gpu, extent, block, None)? {
                 open[index] = unproved;

@@ -82,31 +82,18 @@ pub(super) fn load(
     let pieces = Pieces::of(progress, stop);
     let Some(mut made) = pieces.blocks(gpus, blocks)? else { return Ok(None) };
     let arrived = |number: usize| if progress.arrived(number) { whole(number) } else { Ok(()) };
-    // What devices do by themselves has nobody else who waits for it.
-    let filled = |numbers: &mut Vec<usize>| {
-        if numbers.is_empty() {
-            return Ok(());
-        }
-        gpus.iter().flatten().try_for_each(Gpu::wait).map_err(device_error("copy a buffer in"))?;
-        numbers.drain(..).try_for_each(arrived)
-    };
     let disk = Disk::new();
     pieces.on_threads(&mut made, TURNS, |blocks| {
-        let mut turns = LoadPipeline::new(blocks, sources, &disk);
-        let mut fills = Vec::new();
+        let (mut turns, mut arrived) = (LoadPipeline::new(blocks, sources, &disk), arrived);
         while let Some(Piece { number, range }) = pieces.next()? {
             let (location, part) = &work[number];
             let (gpu, address) = (gpu(gpus, location)?, location.address + range.start);
             let extent = Extent { part, range, address };
-            if sources.fill(gpu, &extent)? {
-                fills.push(number);
-                continue;
+            if !turns.fill(number, gpu, &extent)? {
+                turns.begin(number, gpu, extent, &mut arrived)?;
             }
-            turns.begin(number, gpu, extent)?.map_or(Ok(()), arrived)?;
-            filled(&mut fills)?;
         }
-        filled(&mut fills)?;
-        turns.finish_all(arrived)
+        turns.finish_all(&mut arrived)
     })?;
     Ok(Some(made))
 }

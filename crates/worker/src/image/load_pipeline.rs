@@ -3,11 +3,12 @@
 //! ```text
 //!   piece ──▶ read under way ──▶ copy under way ──▶ hash compared: the piece has arrived
 //!             (disk alone)
+//!   piece that the device fills by itself, before the copy of the next one: it arrives with that
 //! ```
 
 use super::block::{Block, Gpu};
 use super::disk::{Disk, Reader};
-use super::error::Result;
+use super::error::{Result, device};
 use super::source::{Brought, Cold, Extent, Sources, Unproved};
 
 pub(super) struct LoadPipeline<'t, 'b, 'i> {
@@ -17,11 +18,15 @@ pub(super) struct LoadPipeline<'t, 'b, 'i> {
     under_way: Vec<Option<InFlight<'t, 'i>>>,
     sources: &'t Sources<'i>,
     turn: usize,
+    /// What the device fills before the next copy, by the numbers of the parts, and on which.
+    filled: Vec<(usize, &'t Gpu)>,
 }
 
 struct InFlight<'t, 'i> {
     /// The part's.
     number: usize,
+    /// Those of the parts of what was filled before it.
+    filled: Vec<usize>,
     gpu: &'t Gpu,
     step: Step<'i>,
 }
@@ -38,15 +43,33 @@ impl<'t, 'b, 'i> LoadPipeline<'t, 'b, 'i> {
         disk: &'t Disk,
     ) -> LoadPipeline<'t, 'b, 'i> {
         let under_way = blocks.iter().map(|_| None).collect();
-        LoadPipeline { reader: Reader::new(disk), blocks, under_way, sources, turn: 0 }
+        LoadPipeline { reader: Reader::new(disk), blocks, under_way, sources, turn: 0, filled: Vec::new() }
     }
 
-    /// Begins to bring an extent of the part of this number, through the block whose turn it is. Returns the number of
-    /// the part of which a piece has arrived by that.
-    pub(super) fn begin(&mut self, number: usize, gpu: &'t Gpu, extent: Extent<'i>) -> Result<Option<usize>> {
+    /// Has the device fill an extent by itself, before the copy that is begun next; false if the extent has to be brought.
+    pub(super) fn fill(&mut self, number: usize, gpu: &'t Gpu, extent: &Extent<'i>) -> Result<bool> {
+        let is_filled = self.sources.fill(gpu, extent, self.blocks[self.turn].stream(gpu))?;
+        self.filled.extend(is_filled.then_some((number, gpu)));
+        Ok(is_filled)
+    }
+
+    /// Begins to bring an extent of the part of this number, through the block whose turn it is. Tells of each piece that
+    /// has arrived by that, by the number of its part.
+    pub(super) fn begin(
+        &mut self,
+        number: usize,
+        gpu: &'t Gpu,
+        extent: Extent<'i>,
+        arrived: &mut impl FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
         let turn = self.turn;
         self.turn = (turn + 1) % self.blocks.len();
-        let arrived = self.finish(turn)?;
+        self.finish(turn, arrived)?;
+        // Copies to another device are not behind what this one fills.
+        if self.filled.iter().any(|(_, filling)| !std::ptr::eq(*filling, gpu)) {
+            self.wait_for_filled(arrived)?;
+        }
+        let filled = self.filled.drain(..).map(|(number, _)| number).collect();
         let step = match self.sources.bring(gpu, extent, &mut self.blocks[turn], Some(&mut self.reader))? {
             Brought::Copies(unproved) => Step::Copies(unproved),
             Brought::Lies(cold) => {
@@ -59,35 +82,42 @@ impl<'t, 'b, 'i> LoadPipeline<'t, 'b, 'i> {
                 Step::Reads(cold)
             }
         };
-        self.under_way[turn] = Some(InFlight { number, gpu, step });
-        Ok(arrived)
-    }
-
-    /// Ends all that is under way. Tells of each piece that has arrived.
-    pub(super) fn finish_all(&mut self, mut arrived: impl FnMut(usize) -> Result<()>) -> Result<()> {
-        for turn in (self.turn..self.blocks.len()).chain(0..self.turn) {
-            self.finish(turn)?.map_or(Ok(()), &mut arrived)?;
-        }
+        self.under_way[turn] = Some(InFlight { number, filled, gpu, step });
         Ok(())
     }
 
-    fn finish(&mut self, turn: usize) -> Result<Option<usize>> {
+    /// Ends all that is under way. Tells of each piece that has arrived.
+    pub(super) fn finish_all(&mut self, arrived: &mut impl FnMut(usize) -> Result<()>) -> Result<()> {
+        for turn in (self.turn..self.blocks.len()).chain(0..self.turn) {
+            self.finish(turn, arrived)?;
+        }
+        self.wait_for_filled(arrived)
+    }
+
+    fn wait_for_filled(&mut self, arrived: &mut impl FnMut(usize) -> Result<()>) -> Result<()> {
+        self.filled.drain(..).try_for_each(|(number, gpu)| {
+            gpu.wait().map_err(device("copy a buffer in"))?;
+            arrived(number)
+        })
+    }
+
+    fn finish(&mut self, turn: usize, arrived: &mut impl FnMut(usize) -> Result<()>) -> Result<()> {
         self.land(turn)?;
-        let Some(under_way) = self.under_way[turn].take() else { return Ok(None) };
-        if let Step::Copies(unproved) = under_way.step {
+        let Some(InFlight { number, filled, step, .. }) = self.under_way[turn].take() else { return Ok(()) };
+        if let Step::Copies(unproved) = step {
             self.sources.settle(&mut self.blocks[turn], unproved)?;
         }
-        Ok(Some(under_way.number))
+        filled.into_iter().chain([number]).try_for_each(arrived)
     }
 
     /// Has what is read through this block be copied.
     fn land(&mut self, turn: usize) -> Result<()> {
         match self.under_way[turn].take() {
-            Some(InFlight { number, gpu, step: Step::Reads(cold) }) => {
+            Some(InFlight { number, filled, gpu, step: Step::Reads(cold) }) => {
                 let landed = self.reader.land(turn);
                 let unproved =
                     self.sources.pass_on(gpu, cold, landed, &mut self.blocks[turn], &self.reader)?;
-                self.under_way[turn] = Some(InFlight { number, gpu, step: Step::Copies(unproved) });
+                self.under_way[turn] = Some(InFlight { number, filled, gpu, step: Step::Copies(unproved) });
             }
             other => self.under_way[turn] = other,
         }

@@ -140,9 +140,8 @@ impl<'i> Sources<'i> {
         end.min(part.bytes)
     }
 
-    /// Enqueues what the device does by itself; false if the extent has to be brought.
-    pub(super) fn fill(&self, gpu: &Gpu, extent: &Extent<'i>) -> Result<bool> {
-        let stream = gpu.streams.first().copied().unwrap_or(Stream::LEGACY);
+    /// Enqueues what the device does by itself on this stream; false if the extent has to be brought.
+    pub(super) fn fill(&self, gpu: &Gpu, extent: &Extent<'i>, stream: Stream) -> Result<bool> {
         let (address, bytes) = (extent.address, extent.bytes());
         if is_zero(extent.part, extent.range.start / extent.part.chunk_bytes.max(1)) {
             let set = MemorySet { address, pitch: bytes, value: 0, element: 1, width: bytes, height: 1 };
