@@ -179,15 +179,21 @@ def test_a_worker_is_killed_while_a_base_is_taken(point):
 
 
 def test_bases_are_taken_while_the_gpu_works_and_nobody_waits(rekindle):
-    program = Program(rekindle, LONG, "kernels", "pinned", "uploads", file=AHEAD)
-    program.on()
-    before = program.mending()["bases"]
-    more = 6
-    rekindle.wait(lambda: program.mending()["bases"] >= before + more, f"{more} bases")
-    (program.place / "stop").touch()
-    (ok, _, slow) = rekindle.wait_end(program.name)[-1].split()
-    # One that is brought to rest waits for its whole queue, for each base. A busy machine makes some wait too.
-    assert ok == "ok" and int(slow) < more, slow
+    # One that is brought to rest waits for its whole queue, for each base. A busy machine makes some wait too, and now and then
+    # as many: three times in a row that is no chance.
+    more, waited = 6, []
+    for turn in range(3):
+        program = Program(rekindle, LONG, "kernels", "pinned", "uploads", file=AHEAD, name=f"work-{turn}")
+        program.on()
+        before = program.mending()["bases"]
+        rekindle.wait(lambda program=program, before=before: program.mending()["bases"] >= before + more, f"{more} bases")
+        (program.place / "stop").touch()
+        (ok, _, slow) = rekindle.wait_end(program.name)[-1].split()
+        assert ok == "ok"
+        waited.append(int(slow))
+        if waited[-1] < more:
+            return
+    pytest.fail(f"it waited {waited} times")
 
 
 @pytest.mark.parametrize(("seed", "rounds"), [(1, BRIEF), (2, LONG), (3, LONG)])
