@@ -4,6 +4,7 @@ who lacks GPU memory."""
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -90,6 +91,21 @@ def test_without_a_window_no_more_wait_than_always():
         at_once(rekindle, 4)
         come_to(rekindle, 2)
         assert (target(rekindle)["workers"], target(rekindle)["recent"]) == (2, 0)
+
+
+def test_none_is_started_beside_a_restore_for_a_second(pool):
+    image(pool, "image", sys.executable, SERVER, "image")
+    (waits,) = come_to(pool, 1)
+    with ThreadPoolExecutor(1) as threads:
+        began = time.monotonic()
+        restored = threads.submit(pool.restore, "image", "restored")
+        pool.wait(lambda: any(row["state"] == "restoring" for row in pool.sandboxes()), "the restore")
+        os.kill(waits, signal.SIGKILL)
+        pool.wait(lambda: any(worker["pid"] != waits for worker in pool.json("ps")["pool"]), "another one")
+        assert time.monotonic() - began > 1
+        pool.let_go("restore-created")
+        restored.result()
+    come_to(pool, 1)
 
 
 def on_one_gpu(tmp_path, **environment):

@@ -225,6 +225,7 @@ pub fn restore(
     for (file, _) in metadata.clients.iter().flat_map(|client| &client.files) {
         let _ = std::fs::remove_file(sandbox.run_directory.join(file));
     }
+    let gpu_load = daemon.pool.begin_load();
     let back = attempt.take_workers().and_then(|workers| attempt.halves(workers)).and_then(|halves| {
         sandbox.note_workers();
         let load = |half: &Half<'_>| attempt.load_pinned(&half.image, half.client);
@@ -241,7 +242,7 @@ pub fn restore(
         }
     };
     drop(operation);
-    loading::follow(&sandbox, image, pending, Clock::at(timeline.elapsed_us()));
+    loading::follow(&sandbox, image, pending, gpu_load, Clock::at(timeline.elapsed_us()));
     Ok(())
 }
 

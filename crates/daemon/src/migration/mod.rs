@@ -113,6 +113,7 @@ pub fn migrate(
     let from = sandbox.record().gpu;
     let sources = plan::sources(sandbox, &gpu).map_err(|error| operation.explain(error))?;
     reply.progress("worker", 0, 0);
+    let load = sandbox.pool.begin_load();
     let halves = timeline.time("take a worker", || take_workers(daemon, sandbox, sources, &gpu))?;
     let store = daemon.paths.moving();
     let one = Migration { daemon, sandbox, gpu: &gpu, halves, store, timeline: &timeline, reply };
@@ -129,7 +130,7 @@ pub fn migrate(
         sandbox.note_workers();
     }
     drop(operation);
-    sandbox.fill_pool_later();
+    load.end_later();
     let stopped_us = moved.as_ref().map_or(0, |moved| moved.stopped_us);
     let MigrationOutcome { way, stopped_us, rounds } = tracing.end(sandbox, &timeline, stopped_us, moved)?;
     log::info!("{:?} has moved from {from} to {gpu}", sandbox.name());

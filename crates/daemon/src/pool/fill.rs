@@ -1,7 +1,7 @@
 //! Starting and ending the workers that wait, so that there are as many as there are to be.
 //!
-//! They are started in the background: in place of those that were taken when the sandbox runs, since a driver that makes
-//! a context slows down what it does beside that, and one after the other, as a driver makes contexts.
+//! They are started in the background: when nobody [loads](super::loads), and one after the other, as a driver makes
+//! contexts.
 //!
 //! A worker that ends before it was ready is not replaced until the next sandbox asks, so that a GPU that cannot be
 //! opened is not asked again and again.
@@ -39,10 +39,11 @@ impl WorkerPool {
             if state.closed {
                 return;
             }
-            let State { gpus, waiting, holds, .. } = &mut *state;
+            let State { gpus, waiting, holds, loads, .. } = &mut *state;
             let reasons: Vec<Reasons> = gpus.iter_mut().map(|gpu| gpu.reasons(&self.size, now)).collect();
             let shares = share_out(&reasons, self.size.most);
-            let mut begins = may_start && waiting.iter().all(|one| one.ready);
+            let put_off = loads.put_off(now);
+            let mut begins = may_start && put_off.is_none() && waiting.iter().all(|one| one.ready);
             let (mut kept, mut new, mut looks_again) = (Vec::new(), None, false);
             for (gpu, (wanted, reasons)) in gpus.iter_mut().zip(shares.into_iter().zip(reasons)) {
                 let have = waiting.iter().filter(|one| one.gpu == gpu.name).count();
@@ -71,7 +72,7 @@ impl WorkerPool {
                 }
             }
             let changes = gpus.iter().filter_map(|gpu| gpu.demand.next_change(self.size.window));
-            let next = changes.chain(looks_again.then(|| now + LOOK)).min();
+            let next = changes.chain(looks_again.then(|| now + LOOK)).chain(put_off).min();
             let surplus = std::mem::replace(waiting, kept);
             self.settle_at(&mut state, next);
             (new, surplus)

@@ -3,12 +3,13 @@
 //! Opening a GPU takes longer than most of a restore, so it is done before anyone asks. For each GPU that was used last
 //! some workers wait: as many as [were taken at once](demand) of late, or as there are programs asleep for which a context
 //! is kept, as far as there is [memory](room). One that a sandbox takes is its own from then on and never comes back. Its
-//! place is [filled](fill) once the sandbox runs. Who finds none ready takes the one that is to be ready next.
+//! place is [filled](fill) once the sandbox runs and nobody [loads](loads). Who finds none ready takes the one that is to be ready next.
 //!
 //! Waiting workers end with the daemon; whatever kills it closes their connection.
 
 mod demand;
 mod fill;
+mod loads;
 mod room;
 mod size;
 
@@ -25,8 +26,10 @@ use crate::contexts::Contexts;
 use crate::error::Result;
 use crate::workers::{Address, OnEnd, Purpose, Spares, Start, Worker};
 use demand::{Demand, Peaks};
+use loads::Loads;
 use size::Reasons;
 
+pub use loads::{FIRST_WORK, Load};
 pub use room::HeldRoom;
 pub use size::PoolSize;
 
@@ -56,6 +59,7 @@ struct State {
     wakers: Vec<(String, Weak<Worker>)>,
     /// GPUs whose memory programs are about to take that lacked it.
     holds: Vec<String>,
+    loads: Loads,
     /// When it is looked next whether all is as it is to be.
     next: Option<Instant>,
     closed: bool,

@@ -15,11 +15,11 @@ use rekindle_store::Image;
 use crate::caches::{CacheLease, Priority};
 use crate::error::{Error, Result};
 use crate::images::page_cache;
+use crate::pool::{FIRST_WORK, Load};
 use crate::restore::replacement::{self, RecoveryState};
 use crate::restore::unwritten;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::traces;
-use crate::sandboxes::workers::FIRST_WORK;
 use crate::timeline::{Clock, GPU};
 use crate::workers::{Worker, WorkerError, gpu_half};
 
@@ -42,18 +42,16 @@ pub struct PendingLoad {
     pub recovery: RecoveryState,
 }
 
-/// Waits for the rest, each half of it on a thread of its own, then sees to what was put off for it: the trace's last phases
-/// and the next worker of the pool.
-pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Vec<PendingLoad>, clock: Clock) {
-    if pending.is_empty() {
-        return sandbox.fill_pool();
-    }
+/// Waits for the rest, each half of it on a thread of its own, then sees to what was put off for it: the trace's last phases,
+/// the next worker of the pool and caches.
+pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Vec<PendingLoad>, load: Load, clock: Clock) {
+    let load = Arc::new(load);
     for half in pending {
-        follow_half(sandbox, image.manifest().name.clone(), half, clock);
+        follow_half(sandbox, image.manifest().name.clone(), half, load.clone(), clock);
     }
 }
 
-fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: Clock) {
+fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, load: Arc<Load>, clock: Clock) {
     let PendingLoad { worker, image: path, began_us, lease, recovery } = half;
     let sandbox = sandbox.clone();
     std::thread::spawn(move || {
@@ -95,7 +93,7 @@ fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: 
         // From now on the client sees it when its worker ends.
         drop(recovery);
         std::thread::sleep(FIRST_WORK);
-        sandbox.fill_pool();
+        drop(load);
         // That of a program which has come from another node goes.
         if sandbox.record().arrival.is_some() {
             return;

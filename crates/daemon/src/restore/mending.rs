@@ -68,6 +68,7 @@ fn go_on(sandbox: &Arc<Sandbox>, lost: &Arc<Worker>, began: Instant) -> Result<(
         let within = WITHIN.as_secs();
         return Err(unmended(format!("it has lost {MOST} workers within {within} s, which is not chance")));
     }
+    let load = sandbox.pool.begin_load();
     let mut attempt = 1;
     let worker = loop {
         match take_up(sandbox, lost, &held, how) {
@@ -89,7 +90,7 @@ fn go_on(sandbox: &Arc<Sandbox>, lost: &Arc<Worker>, began: Instant) -> Result<(
     });
     drop(operation);
     sandbox.leave_alone(&worker);
-    sandbox.fill_pool_later();
+    load.end_later();
     Ok(())
 }
 

@@ -183,6 +183,7 @@ pub fn restore(
     })?;
     fault::point("restore-checked")?;
     reply.progress("restore", 0, 0);
+    let load = daemon.pool.begin_load();
     let mut tries = 0;
     let (sandbox, pending, mapped, warnings) = loop {
         let sandbox = timeline.time("places", || {
@@ -214,7 +215,6 @@ pub fn restore(
         };
         tries += 1;
         let never_ran = sandbox.record().pid == 0;
-        sandbox.fill_pool();
         give_back(daemon, &sandbox);
         match error {
             Error::Workers(WorkerError::Ended { .. }) if never_ran && tries < MOST_TRIES => {
@@ -231,7 +231,7 @@ pub fn restore(
     let pid = pending.first().map_or(0, |pending| pending.recovery.pid);
     let first = First { runs: image.first_pages().unwrap_or_default().runs, pid };
     mapped::follow(&sandbox, mapped, first, Some(clock));
-    loading::follow(&sandbox, &image, pending, clock);
+    loading::follow(&sandbox, &image, pending, load, clock);
     log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, sandbox.name());
     let total_us = timeline.elapsed_us();
     Ok(Report {

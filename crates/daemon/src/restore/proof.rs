@@ -191,8 +191,9 @@ pub fn in_place(
         is_proof: true,
         mapped: Mutex::default(),
     };
+    let load = daemon.pool.begin_load();
     let proven = work(&attempt);
-    sandbox.fill_pool();
+    drop(load);
     give_back(daemon, &sandbox);
     proven.map(|warning| warning.into_iter().collect())
 }

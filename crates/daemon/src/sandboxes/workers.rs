@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
 
 use rekindle_device::Slice;
 use rekindle_protocol::worker::{ContextLost, socket_number};
@@ -28,10 +27,6 @@ static OUTLIVE: OnceLock<Outlive> = OnceLock::new();
 pub fn when_contexts_fail(outlive: Outlive) {
     OUTLIVE.get_or_init(|| outlive);
 }
-
-/// So long a program has the GPU for itself after its memory is loaded: a driver that makes a context for the next
-/// worker lets others wait, and the program most likely has its first answer to give.
-pub const FIRST_WORK: Duration = Duration::from_millis(150);
 
 /// Those of a sandbox. Once its program has ended there are no more, for they would be left behind with what they make.
 #[derive(Default)]
@@ -237,18 +232,9 @@ impl Sandbox {
         }
     }
 
-    /// Has the next worker made ready; not to be done beside what is urgent.
+    /// Has the next worker made ready once nobody loads.
     pub fn fill_pool(&self) {
         self.pool.refill();
-    }
-
-    /// As [`Sandbox::fill_pool`], once a program that just got its memory has had time for an answer.
-    pub fn fill_pool_later(self: &Arc<Sandbox>) {
-        let sandbox = self.clone();
-        std::thread::spawn(move || {
-            std::thread::sleep(FIRST_WORK);
-            sandbox.fill_pool();
-        });
     }
 
     /// Puts an image into the caches of this sandbox's GPU, which takes as long as that does.

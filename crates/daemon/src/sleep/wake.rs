@@ -100,6 +100,7 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
     let name = sandbox.name();
     let asleep = sandbox.record().asleep.ok_or_else(|| SleepError::NotAsleep { name: name.clone() })?;
     let tracing = Tracing::begin(Traced::Wake, word(asleep.level));
+    let load = sandbox.pool.begin_load();
     let sleepers = sleepers(sandbox, &asleep, &timeline).map_err(|error| operation.explain(error))?;
     sandbox.note_workers();
     let woken = bring_up(sandbox, &asleep, &sleepers, &timeline);
@@ -115,11 +116,10 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
             is_awake(sandbox, &asleep, heirs, woken.iter().filter_map(|(keeper, _)| keeper.as_ref()));
             // Those of processes that have ended meanwhile.
             left.iter().for_each(|(_, (worker, _))| sandbox.end_worker(worker));
-            sandbox.fill_pool_later();
+            load.end_later();
         }
         Err(error) => {
             sleepers.iter().for_each(|one| sandbox.end_worker(&one.worker));
-            sandbox.fill_pool();
             let error = operation.explain(error);
             let missing = error.missing_gpu_memory();
             let reason = match error {
