@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,36 @@ def test_tile_registers_of_processors(rekindle, native):
 def test_protection_keys_of_memory(rekindle, native):
     needs_processor("ospke")
     survives(rekindle, "compiled.py", "keys", native=native)
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["sandbox", "driver"])
+def test_calls_that_wait_go_on_as_if_nothing_had_been(rekindle, native):
+    # Without a sandbox nobody knows at the second image which calls go on that wait for a time.
+    survives(rekindle, "compiled.py", "waits", *(["-DUNTIL"] if native else []), native=native)
+
+
+def test_a_call_ends_when_its_time_is_over_whatever_images_were_taken_meanwhile(rekindle):
+    (rekindle.root / "go").touch()
+    rekindle.run("first", sys.executable, PROGRAMS / "compiled.py", rekindle.root / "go", "signalled")
+    rekindle.wait_lines("first", 1)
+    for number in range(3):
+        time.sleep(0.4)
+        rekindle("checkpoint", "first", "--to", f"image-{number}", "--leave-running")
+    (_, waited) = rekindle.wait_end("first")
+    assert 2000 <= int(waited) < 3000
+
+
+def test_a_signal_that_comes_while_an_image_is_taken_interrupts_a_call():
+    with Rekindle(REKINDLE_FAULT="frozen:hang") as rekindle:
+        rekindle.run("first", sys.executable, PROGRAMS / "compiled.py", rekindle.root / "go", "signalled")
+        rekindle.wait_lines("first", 1)
+        time.sleep(0.2)
+        begun = rekindle.begin("checkpoint", "first", "--to", "image", "--leave-running")
+        rekindle.reached("frozen")
+        os.kill(rekindle.sandbox("first")["pid"], signal.SIGUSR1)
+        rekindle.let_go("frozen")
+        begun.end()
+        assert rekindle.wait_end("first") == ["ready", "interrupted"]
 
 
 # What no image keeps. CRIU before 4.2 lacks one thing more.

@@ -10,7 +10,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::calls::Memory;
-use super::mend::{General, call_instruction};
+use super::general::General;
+use super::mend::call_instruction;
 use super::request::{ptrace, set_mask};
 use super::tracee::{Before, Stop};
 use super::wait::{look, until_told};

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::request::{ptrace, registers, set_mask, set_registers};
-use super::tracee::{Before, GENERAL, Shared, Stop, Tracee, descriptors, pending};
+use super::general::{General, SYSCALL};
+use super::request::{ptrace, set_mask};
+use super::tracee::{Before, Shared, Stop, Tracee, descriptors, pending};
 use super::{Mended, TracerState, wait};
 use crate::ending::is_dying;
 use crate::process::maps::{self, Area};
@@ -16,7 +17,6 @@ const CODE: [&str; 2] = ["/memfd:CRIUMFD", "/dev/zero (deleted)"];
 /// The signals that CRIU's code brings on itself.
 const OWN: u64 = bit(libc::SIGTRAP) | bit(libc::SIGPIPE);
 const ALL: u64 = u64::MAX;
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `PTRACE_GET_SYSCALL_INFO`, and what it says of a thread that is about to enter one.
 const GET_SYSCALL_INFO: u32 = 0x420e;
 const ENTRY: u8 = 1;
@@ -105,7 +105,7 @@ pub fn hold(thread: i32, tracee: &mut Tracee, all: &[i32]) -> bool {
             let signal = match now {
                 Stop::Event => return true,
                 Stop::Call => {
-                    skip_call(thread);
+                    let _ = skip_call(thread);
                     0
                 }
                 // In CRIU's code only that brings signals. Others are the program's.
@@ -122,57 +122,15 @@ pub fn hold(thread: i32, tracee: &mut Tracee, all: &[i32]) -> bool {
 }
 
 /// A system call that has not begun is not made.
-fn skip_call(thread: i32) {
+pub fn skip_call(thread: i32) -> io::Result<()> {
     let mut about = [0u8; 88];
     let known = ptrace(GET_SYSCALL_INFO, thread, about.len() as u64, about.as_mut_ptr() as u64);
-    if known.is_ok() && about[0] == ENTRY {
-        let _ = General::of(thread).and_then(|mut general| {
-            general.0.orig_rax = u64::MAX;
-            general.set(thread)
-        });
+    if known.is_err() || about[0] != ENTRY {
+        return Ok(());
     }
-}
-
-/// The general registers of a thread.
-pub struct General(libc::user_regs_struct);
-
-impl General {
-    pub fn of(thread: i32) -> io::Result<Self> {
-        let bytes = registers(thread, GENERAL).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-        Self::read(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
-    }
-
-    fn read(bytes: &[u8]) -> Option<Self> {
-        // SAFETY: the structure is plain numbers, and as many bytes are there as it has.
-        (bytes.len() == size_of::<libc::user_regs_struct>())
-            .then(|| Self(unsafe { bytes.as_ptr().cast::<libc::user_regs_struct>().read_unaligned() }))
-    }
-
-    pub fn set(&self, thread: i32) -> io::Result<()> {
-        let at = (&raw const self.0).cast::<u8>();
-        // SAFETY: the structure is plain numbers without gaps.
-        let bytes = unsafe { std::slice::from_raw_parts(at, size_of::<libc::user_regs_struct>()) };
-        set_registers(thread, GENERAL, bytes)
-    }
-
-    /// The thread makes a system call next, by an instruction of that which lies there.
-    pub fn enter(&mut self, instruction: u64, number: i64, [first, second, third, fourth]: [u64; 4]) {
-        self.0.rip = instruction;
-        self.0.rax = number as u64;
-        self.0.orig_rax = u64::MAX;
-        (self.0.rdi, self.0.rsi, self.0.rdx, self.0.r10) = (first, second, third, fourth);
-    }
-
-    /// Where its stack ends.
-    pub fn stack(&self) -> u64 {
-        self.0.rsp
-    }
-
-    /// Of the system call that has just ended.
-    pub fn result(&self) -> io::Result<u64> {
-        let done = self.0.rax as i64;
-        if done < 0 { Err(io::Error::from_raw_os_error(-done as i32)) } else { Ok(done as u64) }
-    }
+    let mut general = General::of(thread)?;
+    general.leave_call();
+    general.set(thread)
 }
 
 /// Undoes what CRIU did to what a process's threads share, by way of one of them, which stands interrupted and is given
@@ -255,6 +213,15 @@ fn make_call(
         }
     }
     General::of(thread)?.result().map(drop)
+}
+
+/// A thread that CRIU's code ran in leaves it, where it is about to do that by the return from a signal. The kernel would
+/// forget the call in which it was interrupted. What else the return does is done when it is given back what it had.
+pub fn stay_in_call(thread: i32) -> io::Result<()> {
+    match General::of(thread)?.call() {
+        Some(libc::SYS_rt_sigreturn) => skip_call(thread),
+        _ => Ok(()),
+    }
 }
 
 /// Gives a thread, which stands interrupted, back what it was about to do.

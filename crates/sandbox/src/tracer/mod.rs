@@ -16,7 +16,9 @@
 
 mod calls;
 mod filter;
+mod general;
 mod injection;
+mod interrupted;
 mod mend;
 mod mode;
 mod pages;
@@ -38,8 +40,8 @@ use crate::assist::Answers;
 use crate::process::{self, Handle};
 use crate::processor;
 use calls::{Answer, Call, Listener, Memory};
-use request::{SETSIGMASK, carry_out, changes, leaves_as_it_is, set_registers};
-use tracee::{Before, Shared, Stop, Tracee, VECTOR};
+use request::{SETSIGMASK, carry_out, changes, leaves_as_it_is};
+use tracee::{Before, GENERAL, Shared, Stop, Tracee};
 
 pub use filter::{install_and_send, pair};
 pub use injection::{PATIENCE, of_processor, userfaultfd};
@@ -274,13 +276,19 @@ impl TracerState {
                 shared.words.entry(address).or_insert(Memory(thread).word(address)?);
             }
         }
-        if request == libc::PTRACE_DETACH
-            && let Some(registers) = tracee.before.as_ref().and_then(|before| before.tiles())
-        {
-            set_registers(thread, VECTOR, registers)?;
+        match (request, &tracee.before) {
+            // Of what CRIU has a thread do, not all is what that was about to do.
+            (libc::PTRACE_DETACH, Some(before)) => before.put_back(thread)?,
+            (libc::PTRACE_SYSCALL, Some(_)) if tracee.stop == Some(Stop::Call) => {
+                mend::stay_in_call(thread)?;
+            }
+            _ => {}
         }
         let done = carry_out(request, thread, address, data, asker)?;
         match request {
+            libc::PTRACE_GETREGSET if address == GENERAL && tracee.before.is_none() => {
+                interrupted::tell(thread, asker, data)?;
+            }
             libc::PTRACE_CONT | libc::PTRACE_SYSCALL | libc::PTRACE_SINGLESTEP | libc::PTRACE_LISTEN => {
                 tracee.stop = None;
                 self.untouched.remove(&tracee.process);

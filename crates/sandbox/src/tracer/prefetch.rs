@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::TracerState;
 use super::calls::Memory;
+use super::interrupted;
 use super::request::{
     ARCH_PRCTL, GET_RSEQ_CONFIGURATION, GET_THREAD_AREA, GETSIGMASK, PEEKSIGINFO, Request,
     SECCOMP_GET_FILTER, SECCOMP_GET_METADATA, SHADOW_STACK_STATUS, SIGINFO, pointer, ptrace,
@@ -58,6 +59,9 @@ pub fn answers(thread: i32, is_untouched: bool) -> (Range<u64>, Vec<Answer>) {
     ];
     if !is_untouched {
         return (0..0, answers);
+    }
+    if let Some(told) = interrupted::told(thread, &answers[1].bytes) {
+        answers[1].bytes = told.bytes().to_vec();
     }
     answers.push(read(thread, GETSIGMASK, 8, 8));
     answers.push(registers(thread, VECTOR, MOST_REGISTERS));

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use super::calls::Memory;
+use super::general::General;
+use super::interrupted;
 use super::request::{self, mask, registers, rseq};
 use crate::process::maps::{self, Area};
 use crate::process::status_field;
@@ -96,7 +98,7 @@ impl Before {
         processor::are_tiles_in(registers).then_some(registers)
     }
 
-    /// Has the thread, which stands interrupted, do that again.
+    /// Has the thread, which stands, do that again once it is interrupted or let go of.
     pub fn put_back(&self, thread: i32) -> io::Result<()> {
         if let Some((at, section)) = self.critical
             && Memory(thread).word(at)? != section
@@ -104,7 +106,10 @@ impl Before {
             Memory(thread).write(at, &section.to_ne_bytes())?;
         }
         for (kind, bytes) in &self.registers {
-            request::set_registers(thread, *kind, bytes)?;
+            match General::read(bytes).filter(|_| *kind == GENERAL) {
+                Some(general) => interrupted::goes_on(thread, general).set(thread)?,
+                None => request::set_registers(thread, *kind, bytes)?,
+            }
         }
         request::set_mask(thread, self.mask)
     }
