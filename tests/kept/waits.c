@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/select.h>
@@ -24,7 +25,7 @@
 #define REGISTERS 16
 
 static const char *const names[] = {"poll", "poll for a time", "nanosleep", "clock_nanosleep", "clock_nanosleep until then",
-				    "futex", "futex until then", "select", "ppoll", "read", "accept", "pause"};
+				    "futex", "futex until then", "select", "ppoll", "read", "accept", "pause", "epoll_wait"};
 enum { CALLS = sizeof(names) / sizeof(*names) };
 
 /* What has ended, shared by all processes: the error, or a number beyond all errors. */
@@ -72,6 +73,7 @@ static void make(int call)
 		accept(listener, NULL, NULL);
 		break;
 	case 11: pause(); break;
+	case 12: epoll_wait(epoll_create1(0), &(struct epoll_event){0}, 1, -1); break;
 	}
 	ended[call] = errno ? errno : 1000;
 }

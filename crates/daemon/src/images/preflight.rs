@@ -18,6 +18,8 @@ use crate::workers::{Worker, leaving};
 
 /// Memory that a restore needs beside what the program had.
 const SPARE_MEMORY: u64 = 64 << 20;
+/// So many reasons are told, the last of which may be how many more there are.
+const MOST_REASONS: usize = 5;
 /// Of what a restore takes of a GPU, such a part more is waited for where it is about to come.
 const SPARE_PART: u64 = 8;
 
@@ -164,11 +166,20 @@ fn compare(wanted: &Gpu, found: &Gpu) -> Option<String> {
     None
 }
 
-fn refuse(image: &Image, reasons: Vec<String>) -> Result<()> {
+fn refuse(image: &Image, mut reasons: Vec<String>) -> Result<()> {
     if reasons.is_empty() {
         return Ok(());
     }
+    shorten(&mut reasons);
     Err(ImageError::CannotRestore { image: image.manifest().name.clone(), reason: reasons.join("; ") }.into())
+}
+
+/// A program may miss hundreds of files.
+fn shorten(reasons: &mut Vec<String>) {
+    if reasons.len() > MOST_REASONS {
+        let more = reasons.split_off(MOST_REASONS - 1).len();
+        reasons.push(format!("and {more} more"));
+    }
 }
 
 #[cfg(test)]
@@ -194,6 +205,17 @@ mod tests {
         assert!(reason.contains("H200") && reason.contains("A100"), "{reason}");
         let reason = compare(&h200, &gpu(GpuKind::Nvidia, "NVIDIA H200", "570.2")).unwrap();
         assert!(reason.contains("580.1") && reason.contains("570.2"), "{reason}");
+    }
+
+    #[test]
+    fn a_few_reasons_are_told_and_how_many_more_there_are() {
+        let shown = |count: usize| {
+            let mut reasons: Vec<String> = (1..=count).map(|number| number.to_string()).collect();
+            shorten(&mut reasons);
+            reasons.join("; ")
+        };
+        assert_eq!(shown(5), "1; 2; 3; 4; 5");
+        assert_eq!(shown(6), "1; 2; 3; 4; and 2 more");
     }
 
     #[test]

@@ -12,6 +12,16 @@ const NONE: u64 = u64::MAX;
 /// The kernel's own `ERESTARTNOHAND` and `ERESTART_RESTARTBLOCK`.
 const RESTART_NO_HANDLER: i64 = -514;
 const RESTART_BLOCK: i64 = -516;
+/// `EINTR`, as a system call gives it back.
+const FAILED: i64 = -(libc::EINTR as i64);
+
+/// What becomes of an interrupted system call when the thread goes on and runs no handler of a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interrupted {
+    /// It waits for what is left of its time.
+    GoesOn,
+    Fails,
+}
 
 /// The general registers of a thread.
 pub struct General(libc::user_regs_struct);
@@ -66,9 +76,14 @@ impl General {
         [self.0.rdi, self.0.rsi, self.0.rdx, self.0.r10]
     }
 
-    /// Whether the kernel has it go on with the interrupted system call for what is left of its time.
-    pub fn goes_on_with_call(&self) -> bool {
-        self.call().is_some() && self.0.rax as i64 == RESTART_BLOCK
+    /// What becomes of the system call that it is in, if that was interrupted and does not just begin anew.
+    pub fn interrupted(&self) -> Option<Interrupted> {
+        self.call()?;
+        match self.0.rax as i64 {
+            RESTART_BLOCK => Some(Interrupted::GoesOn),
+            FAILED => Some(Interrupted::Fails),
+            _ => None,
+        }
     }
 
     /// The kernel is to begin the interrupted call anew in place of that, if no handler of a signal runs.

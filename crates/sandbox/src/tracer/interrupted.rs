@@ -7,10 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::calls::Memory;
-use super::general::General;
+use super::general::{General, Interrupted};
 
 /// What of a futex's operation is not what is done.
 const FLAGS: u64 = (libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) as u64;
@@ -59,6 +60,8 @@ impl Wait {
             libc::SYS_clock_nanosleep => Some(asks_for_rest(fourth)),
             libc::SYS_futex if second & !FLAGS == libc::FUTEX_WAIT_BITSET as u64 => Some(Self::Until),
             libc::SYS_futex => Some(Self::Ready),
+            libc::SYS_epoll_wait | libc::SYS_epoll_pwait if (fourth as i32) < 0 => Some(Self::Until),
+            libc::SYS_epoll_pwait2 if fourth == 0 => Some(Self::Until),
             _ => None,
         }
     }
@@ -78,6 +81,11 @@ pub fn goes_on(thread: i32, mut general: General) -> General {
     general
 }
 
+/// Nothing is known any more of threads that have ended.
+pub fn forget_ended() {
+    waiting_calls().retain(|thread, _| Path::new(&format!("/proc/{thread}")).exists());
+}
+
 /// What CRIU is told in place of a thread's general registers, if it is to be told something else. What waits for a time
 /// waits for all of it once more in a restored program; the call of one that is ready for that fails.
 pub fn told(thread: i32, general: &[u8]) -> Option<General> {
@@ -94,14 +102,17 @@ pub fn tell(thread: i32, asker: Memory, vector: u64) -> io::Result<()> {
     told(thread, &general).map_or(Ok(()), |told| asker.write(base, told.bytes()))
 }
 
-/// The call that the kernel has it go on with, as it was made.
+/// The call that it is interrupted in, as it was made, if that is to go on.
 fn of(thread: i32, general: &General) -> Option<(i64, Wait)> {
-    let mut number = general.call().filter(|_| general.goes_on_with_call())?;
+    let interrupted = general.interrupted()?;
+    let mut number = general.call()?;
     if number == libc::SYS_restart_syscall {
         let waiting = waiting_calls();
         number = waiting.get(&thread).filter(|known| known.place == Place::of(general))?.number;
     }
-    Some((number, Wait::of(number, general.arguments())?))
+    let wait = Wait::of(number, general.arguments())?;
+    // What fails at each stand, as a wait for sets of epoll, is begun anew where that is the same.
+    (interrupted == Interrupted::GoesOn || wait == Wait::Until).then_some((number, wait))
 }
 
 fn waiting_calls() -> MutexGuard<'static, BTreeMap<i32, Waiting>> {

@@ -110,6 +110,7 @@ fn stand(
     for (&thread, tracee) in &stand.tracees {
         mend::let_go(thread, tracee);
     }
+    interrupted::forget_ended();
     Ok(mended)
 }
 
