@@ -25,6 +25,7 @@ pub mod autobound;
 pub mod capability;
 mod connections;
 mod conversation;
+pub mod core_files;
 mod criu;
 mod descriptors;
 mod devshm;

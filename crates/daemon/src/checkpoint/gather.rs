@@ -10,7 +10,7 @@ use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::tuning;
 use rekindle_protocol::worker::Contents;
 use rekindle_sandbox::pages::Layout;
-use rekindle_sandbox::{Frozen, PartialInventory, driver_socket, inherited, timers};
+use rekindle_sandbox::{Frozen, PartialInventory, core_files, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
 
 use crate::error::{Error, Result};
@@ -111,6 +111,7 @@ impl Attempt<'_> {
         let slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
         let draft = slot.as_ref().ok_or(ImageError::NoDraft)?;
         self.timeline.time("manifest", || self.write_manifest(draft))?;
+        core_files::remove_unwritten(images).map_err(|source| Error::io("clean up", images, source))?;
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         match (self.subject.mode, &*served) {
             // There is no client, by which alone it is safe to map all that can be.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use rekindle_protocol::tuning;
 use rekindle_protocol::worker::ask;
 use rekindle_sandbox::pages::PreCopy;
-use rekindle_sandbox::{DumpSpec, KnownFiles, Prepared, connected};
+use rekindle_sandbox::{DumpSpec, KnownFiles, Prepared, connected, core_files};
 use rekindle_store::Draft;
 
 use crate::error::Result;
@@ -47,6 +47,8 @@ impl Attempt<'_> {
                 self.write_ahead(draft).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))
             });
             scope.spawn(|| self.known_files());
+            // CRIU's directory is the one of the pages.
+            scope.spawn(|| core_files::make(scratch, &self.subject.cpu.pids()));
             let goes_on = || !has_failed.load(Ordering::Relaxed);
             let copied = self.protect(scratch).and_then(|pre_copy| {
                 spec.ahead = pre_copy.is_some();

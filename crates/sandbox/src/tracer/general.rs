@@ -28,8 +28,7 @@ pub struct General(libc::user_regs_struct);
 
 impl General {
     pub fn of(thread: i32) -> io::Result<Self> {
-        let bytes = registers(thread, GENERAL).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-        Self::read(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        Self::read(&registers(thread, GENERAL)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     pub fn read(bytes: &[u8]) -> Option<Self> {

@@ -59,6 +59,8 @@ struct TracerState {
     /// By process: of those that CRIU has touched, and of others that stand.
     shared: BTreeMap<i32, Shared>,
     untouched: BTreeMap<i32, Shared>,
+    /// That there is one of both for each.
+    knows_all: bool,
     /// CRIU's sockets that it accepts connections on, by its numbers for them.
     listening: BTreeMap<i32, OwnedFd>,
     /// Its connections to its code.
@@ -95,6 +97,7 @@ fn stand(
         tracees: BTreeMap::new(),
         shared: BTreeMap::new(),
         untouched: BTreeMap::new(),
+        knows_all: false,
         listening: BTreeMap::new(),
         connections: Vec::new(),
         hides_unwritten,
@@ -117,9 +120,9 @@ fn stand(
 impl TracerState {
     /// Answers the next call; false once CRIU has ended.
     fn serve(&mut self) -> io::Result<bool> {
+        let limit = if self.is_all_looked_at() { PollTimeout::NONE } else { PollTimeout::from(PAUSE_MS) };
         let fds = [self.handle.as_fd(), self.listener.as_fd()];
         let mut polled = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        let limit = if self.is_all_looked_at() { PollTimeout::NONE } else { PollTimeout::from(PAUSE_MS) };
         match poll(&mut polled, limit) {
             Err(nix::Error::EINTR) => return Ok(true),
             Ok(0) => {
@@ -234,6 +237,7 @@ impl TracerState {
             let done = carry_out(request, thread, address, data, asker)?;
             let known = self.tracees.values().map(|tracee| tracee.process).collect();
             self.tracees.insert(thread, Tracee::new(thread, data, &known));
+            self.knows_all = false;
             if let Some(answers) = &mut self.answers {
                 // Nothing is known of it yet, but that it is traced.
                 answers.tell(thread, 0..0, &[]);
@@ -292,7 +296,7 @@ impl TracerState {
             }
             libc::PTRACE_CONT | libc::PTRACE_SYSCALL | libc::PTRACE_SINGLESTEP | libc::PTRACE_LISTEN => {
                 tracee.stop = None;
-                self.untouched.remove(&tracee.process);
+                self.knows_all &= self.untouched.remove(&tracee.process).is_none();
             }
             libc::PTRACE_SETOPTIONS => tracee.options = data,
             libc::PTRACE_DETACH => {

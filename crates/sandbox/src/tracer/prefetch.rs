@@ -7,15 +7,13 @@ use super::TracerState;
 use super::calls::Memory;
 use super::interrupted;
 use super::request::{
-    ARCH_PRCTL, GET_RSEQ_CONFIGURATION, GET_THREAD_AREA, GETSIGMASK, PEEKSIGINFO, Request,
+    self, ARCH_PRCTL, GET_RSEQ_CONFIGURATION, GET_THREAD_AREA, GETSIGMASK, PEEKSIGINFO, Request,
     SECCOMP_GET_FILTER, SECCOMP_GET_METADATA, SHADOW_STACK_STATUS, SIGINFO, pointer, ptrace,
 };
 use super::tracee::{GENERAL, Shared, VECTOR};
 use crate::assist::Answer;
 use crate::process;
 
-/// Vector registers have so many bytes at most.
-const MOST_REGISTERS: usize = 16 << 10;
 /// Entries of the thread's own segments.
 const SEGMENTS: [u64; 3] = [12, 13, 14];
 const SEGMENT: usize = 16;
@@ -31,7 +29,14 @@ const SIGNALS: u32 = 32;
 const KINDS_OF_SIGNALS: [u32; 2] = [0, 1];
 
 impl TracerState {
-    pub(super) fn is_all_looked_at(&self) -> bool {
+    /// Whether all is known that could be looked at now. Who adds to that, or forgets some of it, says so.
+    pub(super) fn is_all_looked_at(&mut self) -> bool {
+        // Asked before each call, of hundreds of threads.
+        self.knows_all = self.knows_all || self.has_looked_at_all();
+        self.knows_all
+    }
+
+    fn has_looked_at_all(&self) -> bool {
         let is_known =
             |process: &i32| self.shared.contains_key(process) || self.untouched.contains_key(process);
         self.tracees.values().all(|tracee| is_known(&tracee.process))
@@ -53,10 +58,7 @@ impl TracerState {
 /// The answers about a thread that stands, and which of its memory is in them. Of one that was touched before, those alone that
 /// are asked for after each stop.
 pub fn answers(thread: i32, is_untouched: bool) -> (Range<u64>, Vec<Answer>) {
-    let mut answers = vec![
-        read(thread, libc::PTRACE_GETSIGINFO, 0, SIGINFO),
-        registers(thread, GENERAL, size_of::<libc::user_regs_struct>()),
-    ];
+    let mut answers = vec![read(thread, libc::PTRACE_GETSIGINFO, 0, SIGINFO), registers(thread, GENERAL)];
     if !is_untouched {
         return (0..0, answers);
     }
@@ -64,7 +66,7 @@ pub fn answers(thread: i32, is_untouched: bool) -> (Range<u64>, Vec<Answer>) {
         answers[1].bytes = told.bytes().to_vec();
     }
     answers.push(read(thread, GETSIGMASK, 8, 8));
-    answers.push(registers(thread, VECTOR, MOST_REGISTERS));
+    answers.push(registers(thread, VECTOR));
     answers.push(read(thread, libc::PTRACE_GETFPREGS, 0, size_of::<libc::user_fpregs_struct>()));
     answers.push(shadow_stack(thread));
     answers.extend(SEGMENTS.map(|segment| read(thread, GET_THREAD_AREA, segment, SEGMENT)));
@@ -101,11 +103,9 @@ fn result(done: std::io::Result<i64>) -> i64 {
     done.unwrap_or_else(|error| -i64::from(error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
-fn registers(thread: i32, kind: u64, most: usize) -> Answer {
-    let mut bytes = vec![0; most];
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most };
-    let done = ptrace(libc::PTRACE_GETREGSET, thread, kind, &raw mut part as u64);
-    bytes.truncate(part.iov_len);
+fn registers(thread: i32, kind: u64) -> Answer {
+    let mut bytes = Vec::new();
+    let done = request::registers(thread, kind).map(|read| bytes = read).map(|()| 0);
     Answer { request: libc::PTRACE_GETREGSET, address: kind, key: 0, result: result(done), bytes }
 }
 

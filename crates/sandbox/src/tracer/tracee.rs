@@ -83,7 +83,7 @@ pub struct Before {
 impl Before {
     pub fn take(thread: i32) -> io::Result<Self> {
         let critical = rseq(thread).map(|at| at + CRITICAL);
-        let registers = KINDS.into_iter().filter_map(|kind| Some((kind, registers(thread, kind)?)));
+        let registers = KINDS.into_iter().filter_map(|kind| Some((kind, registers(thread, kind).ok()?)));
         Ok(Self {
             registers: registers.collect(),
             mask: mask(thread)?,
