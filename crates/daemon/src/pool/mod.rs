@@ -3,7 +3,8 @@
 //! Opening a GPU takes longer than most of a restore, so it is done before anyone asks. For each GPU that was used last
 //! some workers wait: as many as [were taken at once](demand) of late, or as there are programs asleep for which a context
 //! is kept, as far as there is [memory](room). One that a sandbox takes is its own from then on and never comes back. Its
-//! place is [filled](fill) once the sandbox runs and nobody [loads](loads). Who finds none ready takes the one that is to be ready next.
+//! place is [filled](fill) once the sandbox runs and nobody [loads](loads). Who finds none ready takes the one that is to be
+//! ready next.
 //!
 //! Waiting workers end with the daemon; whatever kills it closes their connection.
 
