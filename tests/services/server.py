@@ -151,6 +151,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/ready":
             self.say(b"{}", 200 if os.path.exists(name) else 503)
         elif path == "/spans":
+            # What it tells of lies after the request had come.
+            time.sleep(0.05)
             now = time.time_ns() // 1000
             spans = f"own;{now - 300};200;{'a' * 16};, part;{now - 250};100;{'b' * 16};{'a' * 16}, early;1;1;{'c' * 16};, nonsense"
             self.say(b"{}", spans=spans)

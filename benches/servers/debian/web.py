@@ -9,12 +9,16 @@ from kinds import HELLO, Line, Server, Web
 
 
 class Nginx(Web):
+    """Its workers run as another user."""
+
     command = "nginx"
 
     def words(self):
+        for above in [self.place, *self.place.parents[:-2]]:
+            above.chmod(0o755)
         temporary = "".join(f"{kind}_temp_path {self.place}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
         written = self.configure(
-            f"daemon off; worker_processes 2; pid {self.place}/pid; user root; events {{}}"
+            f"daemon off; worker_processes 2; pid {self.place}/pid; events {{}}"
             f"http {{ access_log off; {temporary} server {{ listen 127.0.0.1:{self.port}; root {self.root()}; keepalive_requests 100000000; }} }}"
         )
         return [self.program(), "-c", written, "-e", self.place / "errors"]

@@ -249,17 +249,13 @@ fn a_program_that_becomes_another_user_has_its_gpu() {
     rekindle.goes_on("nobody");
     rekindle.ok(&["sleep", "nobody"]);
     rekindle.goes_on("nobody");
-    // CRIU reads the limits of another user's processes with a capability that not every root has.
+    // By itself CRIU reads the limits of another user's processes with a capability that not every root has.
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
     if u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << 24) == 0 {
-        let error = rekindle.refused(&["checkpoint", "nobody", "--to", "image", "--stop"]);
-        assert!(error.contains("another user") && error.contains("CAP_SYS_RESOURCE"), "{error}");
         let found = rekindle.output(&["doctor", "--json"]).stdout;
         assert!(String::from_utf8_lossy(&found).contains("without CAP_SYS_RESOURCE"));
         assert!(rekindle.daemon_log().contains("without CAP_SYS_RESOURCE"));
-        rekindle.goes_on("nobody");
-        return;
     }
     rekindle.ok(&["checkpoint", "nobody", "--to", "image", "--stop"]);
     rekindle.ok(&["restore", "image", "-d"]);

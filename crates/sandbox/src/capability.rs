@@ -9,12 +9,15 @@ pub enum For {
     Restores,
     /// Images of programs with a process that runs as another user than the daemon, and bringing them back.
     OtherUsers,
+    /// Bringing back programs that have limits beyond the daemon's; images of those before, where CRIU traces by itself.
+    HigherLimits,
     /// Stops and restores that do not wait for processors on a machine with other work.
     OtherWork,
 }
 
 impl For {
-    pub const ALL: [For; 4] = [For::Checkpoints, For::Restores, For::OtherUsers, For::OtherWork];
+    pub const ALL: [For; 5] =
+        [For::Checkpoints, For::Restores, For::OtherUsers, For::HigherLimits, For::OtherWork];
 }
 
 /// Bit, name, what cannot be done without, for what.
@@ -28,9 +31,9 @@ const NEEDED: [Need; 11] = [
     (25, "SYS_TIME", For::Restores, "their clocks"),
     (12, "NET_ADMIN", For::Restores, "the sizes of their sockets' buffers"),
     (8, "SETPCAP", For::Restores, "their capabilities"),
-    (24, "SYS_RESOURCE", For::OtherUsers, "their limits"),
     (7, "SETUID", For::OtherUsers, "their users"),
     (6, "SETGID", For::OtherUsers, "their groups"),
+    (24, "SYS_RESOURCE", For::HigherLimits, "their limits"),
     (23, "SYS_NICE", For::OtherWork, "processors before other work"),
 ];
 
@@ -66,6 +69,6 @@ mod tests {
         }
         assert_eq!(missing_in("CapEff:\t000001fffff7ffff\n", For::Checkpoints)[0].0, "SYS_PTRACE");
         assert_eq!(missing_in("CapEff:\t000001fffeffffff\n", For::Restores), none);
-        assert_eq!(missing_in("CapEff:\t000001fffeffffff\n", For::OtherUsers)[0].0, "SYS_RESOURCE");
+        assert_eq!(missing_in("CapEff:\t000001fffeffffff\n", For::HigherLimits)[0].0, "SYS_RESOURCE");
     }
 }

@@ -90,6 +90,7 @@ impl Service {
         let mut command = Command::new(program);
         command.args(args).arg("swrk").arg(theirs.as_raw_fd().to_string());
         let scans = matches!(tracer, Some(TracerMode::Here { hides_unwritten: true, .. }));
+        let told = tracer::Told { scans, limits: tracer::limits_are_withheld() };
         keep.extend(library.iter().flat_map(|library| library.descriptors()));
         let filter = tracer.map(|mode| Ok((mode, tracer::pair()?))).transpose().map_err(failed)?;
         let filter_to = filter.as_ref().map(|(_, (_, to))| to.as_raw_fd());
@@ -108,7 +109,7 @@ impl Service {
                         return Err(io::Error::last_os_error());
                     }
                 }
-                filter_to.map_or(Ok(()), |to| tracer::install_and_send(to, scans))
+                filter_to.map_or(Ok(()), |to| tracer::install_and_send(to, told))
             })
         };
         let mut child = command.spawn().map_err(failed)?;

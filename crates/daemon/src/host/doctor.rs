@@ -46,6 +46,7 @@ pub fn examine(paths: &Paths, program: &Path) -> Vec<Finding> {
         capabilities("capabilities", For::Checkpoints),
         capabilities("capabilities for restores", For::Restores),
         capabilities("capabilities for programs that become another user", For::OtherUsers),
+        capabilities("capabilities for limits beyond the daemon's own", For::HigherLimits),
         capabilities("capabilities for machines with other work", For::OtherWork),
         kernel_feature("pid namespaces", "/proc/self/ns/pid", true, "use a kernel with CONFIG_PID_NS"),
         kernel_feature(

@@ -103,6 +103,7 @@ fn spawn(
     let keep: Vec<_> = passed.iter().map(AsRawFd::as_raw_fd).collect();
     let filter = dumps.then(tracer::pair).transpose()?;
     let filter_to = filter.as_ref().map(|(_, to)| to.as_raw_fd());
+    let told = tracer::Told { scans: false, limits: tracer::limits_are_withheld() };
     // SAFETY: the closure only makes system calls that are safe between fork and exec.
     unsafe {
         command.pre_exec(move || {
@@ -114,7 +115,7 @@ fn spawn(
                     return Err(io::Error::last_os_error());
                 }
             }
-            filter_to.map_or(Ok(()), |to| tracer::install_and_send(to, false))
+            filter_to.map_or(Ok(()), |to| tracer::install_and_send(to, told))
         })
     };
     let mut child = command.spawn()?;

@@ -16,8 +16,14 @@ const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const NUMBER: u32 = 0;
 const MACHINE: u32 = 4;
 const X86_64: u32 = 0xc000_003e;
-const TOLD_OF: [i64; 5] =
-    [libc::SYS_ptrace, libc::SYS_wait4, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
+const TOLD_OF: [i64; 6] = [
+    libc::SYS_ptrace,
+    libc::SYS_wait4,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_prlimit64,
+];
 /// Where the halves of a call's second argument stand.
 const SECOND: u32 = 24;
 const SECOND_HIGH: u32 = 28;
@@ -31,9 +37,17 @@ const fn word(code: u16, value: u32, if_so: u8, if_not: u8) -> libc::sock_filter
     libc::sock_filter { code, jt: if_so, jf: if_not, k: value }
 }
 
-/// With `scans`, of looks for pages too, but for those of [our library](crate::assist) in CRIU, which sets a bit of the
-/// request that the kernel does not look at.
-const fn program(scans: bool) -> [libc::sock_filter; LENGTH] {
+/// What a filter tells of beside the rest.
+#[derive(Debug, Clone, Copy)]
+pub struct Told {
+    /// Looks for pages, but for those of [our library](crate::assist) in CRIU, which sets a bit of the request that the
+    /// kernel does not look at.
+    pub scans: bool,
+    /// Questions for [limits](super::limits).
+    pub limits: bool,
+}
+
+const fn program(told: Told) -> [libc::sock_filter; LENGTH] {
     let mut out = [word(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0); LENGTH];
     out[0] = word(LOAD, MACHINE, 0, 0);
     out[1] = word(EQUAL, X86_64, 0, LENGTH as u8 - 4);
@@ -41,10 +55,11 @@ const fn program(scans: bool) -> [libc::sock_filter; LENGTH] {
     let mut index = 0;
     while index < TOLD_OF.len() {
         let left = (TOLD_OF.len() - index) as u8;
-        out[3 + index] = word(EQUAL, TOLD_OF[index] as u32, left + 5, 0);
+        let is_left_out = TOLD_OF[index] == libc::SYS_prlimit64 && !told.limits;
+        out[3 + index] = word(EQUAL, TOLD_OF[index] as u32, if is_left_out { 0 } else { left + 5 }, 0);
         index += 1;
     }
-    out[3 + index] = word(EQUAL, libc::SYS_ioctl as u32, if scans { 0 } else { 4 }, 4);
+    out[3 + index] = word(EQUAL, libc::SYS_ioctl as u32, if told.scans { 0 } else { 4 }, 4);
     out[4 + index] = word(LOAD, SECOND, 0, 0);
     out[5 + index] = word(EQUAL, PAGEMAP_SCAN as u32, 0, 2);
     out[6 + index] = word(LOAD, SECOND_HIGH, 0, 0);
@@ -55,8 +70,8 @@ const fn program(scans: bool) -> [libc::sock_filter; LENGTH] {
 
 /// Puts this thread, and what it becomes, under the filter; the descriptor tells of the calls. Allocates nothing, so it
 /// can be called between fork and exec.
-fn install(scans: bool) -> io::Result<OwnedFd> {
-    let mut words = program(scans);
+fn install(told: Told) -> io::Result<OwnedFd> {
+    let mut words = program(told);
     let program = libc::sock_fprog { len: LENGTH as u16, filter: words.as_mut_ptr() };
     // SAFETY: the program lies in this frame and has the length that is given.
     let fd = unsafe {
@@ -76,8 +91,8 @@ fn install(scans: bool) -> io::Result<OwnedFd> {
 
 /// Installs the filter and sends its descriptor, with this process's pid, to whoever holds the other end of `to`. Where
 /// the kernel has no such filters nothing is sent, and CRIU traces by itself. Allocates nothing.
-pub fn install_and_send(to: RawFd, scans: bool) -> io::Result<()> {
-    let Ok(listener) = install(scans) else { return Ok(()) };
+pub fn install_and_send(to: RawFd, told: Told) -> io::Result<()> {
+    let Ok(listener) = install(told) else { return Ok(()) };
     send(to, &listener)
 }
 

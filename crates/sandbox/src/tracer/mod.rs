@@ -19,6 +19,7 @@ mod filter;
 mod general;
 mod injection;
 mod interrupted;
+mod limits;
 mod mend;
 mod mode;
 mod pages;
@@ -43,8 +44,9 @@ use calls::{Answer, Call, Listener, Memory};
 use request::{SETSIGMASK, carry_out, changes, leaves_as_it_is};
 use tracee::{Before, GENERAL, Shared, Stop, Tracee};
 
-pub use filter::{install_and_send, pair};
+pub use filter::{Told, install_and_send, pair};
 pub use injection::{PATIENCE, of_processor, userfaultfd};
+pub use limits::limits_are_withheld;
 pub use mode::{TRACER_ARGUMENT, Tracer, TracerMode, tracer_main};
 
 /// A CRIU that asks for nothing for so long has something else to do.
@@ -182,6 +184,7 @@ impl TracerState {
                 Some(Answer::Kernel)
             }
             libc::SYS_ioctl => Some(self.scan(call)),
+            libc::SYS_prlimit64 => Some(limits::tell(call).unwrap_or_else(Answer::from)),
             _ => Some(self.accept(call)),
         }
     }
