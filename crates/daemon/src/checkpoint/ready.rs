@@ -47,7 +47,7 @@ impl Attempt<'_> {
                 self.write_ahead(draft).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))
             });
             scope.spawn(|| self.known_files());
-            // CRIU's directory is the one of the pages.
+            // CRIU writes there, too.
             scope.spawn(|| core_files::make(scratch, &self.subject.cpu.pids()));
             let goes_on = || !has_failed.load(Ordering::Relaxed);
             let copied = self.protect(scratch).and_then(|pre_copy| {

@@ -47,6 +47,7 @@ pub struct Told {
     pub limits: bool,
 }
 
+/// The filter itself: calls of one kind after the other are compared, and the rest is allowed.
 const fn program(told: Told) -> [libc::sock_filter; LENGTH] {
     let mut out = [word(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0); LENGTH];
     out[0] = word(LOAD, MACHINE, 0, 0);

@@ -122,7 +122,7 @@ pub fn hold(thread: i32, tracee: &mut Tracee, all: &[i32]) -> bool {
 }
 
 /// A system call that has not begun is not made.
-pub fn skip_call(thread: i32) -> io::Result<()> {
+fn skip_call(thread: i32) -> io::Result<()> {
     let mut about = [0u8; 88];
     let known = ptrace(GET_SYSCALL_INFO, thread, about.len() as u64, about.as_mut_ptr() as u64);
     if known.is_err() || about[0] != ENTRY {

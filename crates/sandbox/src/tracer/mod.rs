@@ -61,7 +61,7 @@ struct TracerState {
     /// By process: of those that CRIU has touched, and of others that stand.
     shared: BTreeMap<i32, Shared>,
     untouched: BTreeMap<i32, Shared>,
-    /// That there is one of both for each.
+    /// That each process has one of both; looked at anew once that may have changed.
     knows_all: bool,
     /// CRIU's sockets that it accepts connections on, by its numbers for them.
     listening: BTreeMap<i32, OwnedFd>,

@@ -9,7 +9,7 @@ pub type Request = libc::c_uint;
 pub const SIGINFO: usize = size_of::<libc::siginfo_t>();
 const USER_DESCRIPTOR: usize = 16;
 /// Vector registers have so many bytes at most.
-pub const MOST_REGISTERS: usize = 16 << 10;
+const MOST_REGISTERS: usize = 16 << 10;
 const MOST: usize = 1 << 20;
 /// A filter has so many instructions of 8 bytes at most.
 const FILTER: usize = 4096 * 8;
@@ -177,7 +177,7 @@ pub fn has_no_signals(pid: i32) -> bool {
 
 /// All registers of a kind; an error where the machine or the thread has no such.
 pub fn registers(pid: i32, kind: u64) -> io::Result<Vec<u8>> {
-    // Of hundreds of threads, each of which has far less, this is kept.
+    // What is kept, for hundreds of threads, is no longer than what there is.
     let mut bytes = [0; MOST_REGISTERS];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     ptrace(libc::PTRACE_GETREGSET, pid, kind, &raw mut part as u64)?;
