@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CuResult};
 use rekindle_device::{Event, Result, Stream};
-use rekindle_protocol::operation::{Asynchronous, Copy, Download, Origin, ReplyHead, Upload, dispatch};
+use rekindle_protocol::operation::{
+    Asynchronous, Copy, Download, Origin, ReplyHead, Upload, dispatch, encode_reply,
+};
 
 use super::tells;
 use crate::client::{Client, Thread};
@@ -38,8 +40,7 @@ impl<'j> Awaited<'j> {
     /// A request that waits. One that was answered is not answered again.
     pub(super) fn begin(&mut self, client: &mut Client, entry: Entry<'j>, mark: Mark) -> Result<()> {
         let Some((count, told)) = marked(entry.trailer) else { return Err(CUDA_ERROR_INVALID_VALUE) };
-        let has_more = |thread: &Thread| u64::from(thread.ring.header().reply.count()) != count;
-        let is_answered = client.threads.get(entry.ring).is_none_or(has_more);
+        let is_answered = is_answered(client, entry.ring, count);
         let ask = |client: &mut Client| ask(client, &entry);
         match (is_answered, told) {
             (false, _) => match ask(client)? {
@@ -113,6 +114,24 @@ fn has_come(client: &mut Client, what: &What<'_>) -> Result<bool> {
     }
 }
 
+/// Whether a request of this ring, which had had so many answers before, has its own.
+fn is_answered(client: &Client, ring: usize, count: u64) -> bool {
+    let has_more = |thread: &Thread| u64::from(thread.ring.header().reply.count()) != count;
+    client.threads.get(ring).is_none_or(has_more)
+}
+
+/// A fault has come before this request could be done once more: who waits for its answer, or for its piece of a staging area, gets
+/// that.
+pub(super) fn fail(client: &mut Client, entry: &Entry<'_>, code: CuResult) {
+    if !entry.flags.waits() {
+        free_staging(client, entry);
+    } else if let Some((count, _)) = marked(entry.trailer)
+        && !is_answered(client, entry.ring, count)
+    {
+        client.reply(entry.ring, &encode_reply::<()>(&Err(code)));
+    }
+}
+
 /// Whether a question is answered with yes. What could not be asked is an error.
 fn is_yes(entry: &Entry<'_>, reply: &[u8]) -> Result<bool> {
     match status(reply) {
@@ -156,13 +175,17 @@ pub(super) fn from_journal(client: &mut Client, entry: &Entry<'_>, memory: u64) 
     Ok(())
 }
 
-/// What an upload has brought through the staging area is not there any more.
+/// A transfer through the staging area is not waited for any more.
 pub(super) fn free_staging(client: &mut Client, entry: &Entry<'_>) {
-    let Some(thread) = client.threads.get(entry.ring).filter(|_| entry.opcode == Upload::OPCODE) else {
-        return;
+    let end = match entry.opcode {
+        Upload::OPCODE => postcard::from_bytes(entry.body).map(|Upload { device, end, .. }| (device, end)),
+        Download::OPCODE => {
+            postcard::from_bytes(entry.body).map(|Download { device, end, .. }| (device, end))
+        }
+        _ => return,
     };
-    if let Ok(Upload { device, end, .. }) = postcard::from_bytes(entry.body)
-        && !thread.ring.is_staged_to(end)
+    if let Ok((device, end)) = end
+        && client.threads.get(entry.ring).is_some_and(|thread| !thread.ring.is_staged_to(end))
     {
         client.needs_no_transfer(entry.ring, device, end);
     }

@@ -10,7 +10,7 @@ use rekindle_protocol::mending::{MendMode, MendObstacle, RetainedItem};
 use rekindle_protocol::operation::{Asynchronous, Copy, Download, Upload, name};
 use rekindle_protocol::worker::Phase;
 
-use super::again::{Awaited, LOOK, free_staging, from_journal, to_scratch};
+use super::again::{Awaited, LOOK, fail, free_staging, from_journal, to_scratch};
 use super::compare::{Comparison, check, told_bytes};
 use super::mend_state::{Inherited, MendState};
 use super::{Mend, Mending, allocation};
@@ -175,6 +175,8 @@ fn once_more(
             // With all as it was this is the program's own fault, which it is to see.
             Err(code) if code.is_sticky() => {
                 client.asynchronous_failure(operation, code);
+                let rest = journal.requests_at().filter(|(place, _)| *place >= at);
+                rest.for_each(|(_, entry)| fail(client, &entry, code));
                 fault = true;
                 break;
             }
