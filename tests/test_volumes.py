@@ -48,7 +48,7 @@ class Puppets:
         self.taken[image] = self.count
 
     def restore(self, image, name, *options):
-        self.rekindle("restore", image, "--name", name, "--gpu", self.rekindle.gpu, "-d", *options)
+        return self.rekindle.json("restore", image, "--name", name, "--gpu", self.rekindle.gpu, "-d", *options)
 
 
 @pytest.fixture
@@ -250,6 +250,24 @@ def test_files_beneath_a_layer_are_checked_and_those_in_it_are_not(rekindle, pup
     assert f"{app}/read, which the program used, has changed" in refused(rekindle, "restore", "image")
     (app / "read").unlink()
     assert f"{app}/read, which the program used, cannot be read" in refused(rekindle, "restore", "image")
+
+
+@pytest.mark.parametrize("volume", [False, True])
+def test_who_restores_beside_a_newer_database_is_told(rekindle, puppets, places, volume):
+    host = places("host", table="of a database", log="of steps", other="")
+    seen = places("seen") if volume else host
+    puppets.run(*(("--volume", f"{host}:{seen}") if volume else ()))
+    opened = f"table, other = (open('{seen}/' + name, 'rb+', buffering=0) for name in ('table', 'other'))"
+    assert puppets.do(f"{opened}\nlog = open('{seen}/log', 'w')\nsaid = table.read().decode()") == ["of a database"]
+    puppets.checkpoint("first", "image", "--leave-running")
+    assert puppets.restore("image", "second")["warnings"] == []
+    # Of the same length, so that its size tells nothing.
+    assert puppets.do("said = [table.seek(0), table.write(b'OF'), log.write('more'), log.flush()]", "first") == [[0, 2, 4, None]]
+    (warning,) = puppets.restore("image", "third")["warnings"]
+    assert warning.startswith(f"{seen}/table has been written since the image") and "and the program reads and writes it" in warning
+    assert puppets.do("said = other.write(b'1')", "first") == [1]
+    (warning,) = puppets.restore("image", "fourth")["warnings"]
+    assert " (and 1 more) has been written since" in warning
 
 
 def test_a_layer_that_is_full_is_so_for_the_program_alone(rekindle, puppets, places, plain):

@@ -193,6 +193,15 @@ impl Inventory {
         }
         out
     }
+
+    /// Files that the program reads and writes, and that have been written since: what it knows of them may be wrong.
+    pub fn overtaken(&self, mounts: &Mounts) -> Vec<&Path> {
+        let overtaken = self.open_files.iter().filter(|file| file.is_overtaken(mounts));
+        // One that is open in several ways is there as often, in a row.
+        let mut paths: Vec<_> = overtaken.map(|file| file.path.as_path()).collect();
+        paths.dedup();
+        paths
+    }
 }
 
 /// The files that the processes `pids` have mapped, by their paths.

@@ -99,6 +99,11 @@ fn identify(reached: &Path) -> io::Result<(Metadata, Identity)> {
     Ok((meta, identity))
 }
 
+/// When a file was written last, nanoseconds since 1970.
+pub(crate) fn modified_ns(meta: &Metadata) -> i128 {
+    i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec())
+}
+
 impl MappedFile {
     /// `path` is its name in the sandbox, `reached` is where it can be opened.
     pub(crate) fn read(path: PathBuf, reached: &Path) -> io::Result<Self> {
@@ -107,8 +112,7 @@ impl MappedFile {
     }
 
     fn with(path: PathBuf, meta: &Metadata, identity: Identity) -> Self {
-        let modified_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-        Self { size: meta.len(), modified_ns, identity, path }
+        Self { size: meta.len(), modified_ns: modified_ns(meta), identity, path }
     }
 
     pub(crate) fn check(&self, mounts: &Mounts) -> Option<Mismatch> {

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::inventory::is_elsewhere;
 use crate::lost_names::LostNames;
+use crate::mapped_file;
 
 /// One open file as a descriptor shows it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -25,6 +26,9 @@ pub struct OpenFile {
     pub position: u64,
     /// As given to `open`.
     pub flags: i32,
+    /// When it was written last, nanoseconds since 1970; 0 in older images.
+    #[serde(default)]
+    pub modified_ns: i128,
 }
 
 impl OpenFile {
@@ -40,6 +44,13 @@ impl OpenFile {
     /// Whether the file has another size now; that it is gone is not for this to tell.
     pub fn has_changed(&self, mounts: &Mounts) -> bool {
         fs::metadata(mounts.on_host(&self.path)).is_ok_and(|meta| meta.len() != self.size)
+    }
+
+    /// Whether the program reads what it has written there, as a database does, and the file has been written since.
+    pub fn is_overtaken(&self, mounts: &Mounts) -> bool {
+        let is_read = self.flags & libc::O_ACCMODE == libc::O_RDWR && self.flags & libc::O_APPEND == 0;
+        let is_newer = |meta: fs::Metadata| mapped_file::modified_ns(&meta) != self.modified_ns;
+        is_read && self.modified_ns != 0 && fs::metadata(mounts.on_host(&self.path)).is_ok_and(is_newer)
     }
 
     /// Opens the file as the program had it.
@@ -86,7 +97,8 @@ pub fn list<'a>(pid: i32, lost_names: impl Fn() -> &'a LostNames) -> io::Result<
         let position = field("pos:").and_then(|text| text.parse().ok());
         let flags = field("flags:").and_then(|text| i32::from_str_radix(text, 8).ok());
         if let (Some(position), Some(flags)) = (position, flags) {
-            out.push(OpenFile { path: link, size: meta.len(), position, flags });
+            let modified_ns = mapped_file::modified_ns(&meta);
+            out.push(OpenFile { path: link, size: meta.len(), position, flags, modified_ns });
         }
     }
     Ok((out, highest))

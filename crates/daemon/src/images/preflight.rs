@@ -63,6 +63,17 @@ pub fn check_machine(paths: &Paths, image: &Image, metadata: &ImageMetadata, mou
     refuse(image, reasons)
 }
 
+/// What a user should know of files that the program will find newer than it left them.
+pub fn overtaken(metadata: &ImageMetadata, mounts: &Mounts) -> Option<String> {
+    let paths = metadata.inventory.overtaken(mounts);
+    let (first, more) = (paths.first()?.display(), paths.len() - 1);
+    let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+    Some(format!(
+        "{first}{more} has been written since the image, and the program reads and writes it: what the program has in \
+         memory may not agree; if it is a database, put back the files as they were"
+    ))
+}
+
 /// A worker's state, again while its GPU has too little room: first while other workers are about to leave some, then while
 /// some that [wait](crate::pool) can go. Who begins with just as much as it needs may find it taken by another one, so there
 /// is to be more if it can be had. What they gave up is the worker's until the guard is dropped.

@@ -181,6 +181,8 @@ pub fn restore(
         // What the machine lacks is told first.
         pairs.and_then(|pairs| checked.map(|_| pairs))
     })?;
+    let overtaken = preflight::overtaken(&metadata, &mounts);
+    overtaken.iter().for_each(|warning| log::warn!("image {:?}: {warning}", image.manifest().name));
     fault::point("restore-checked")?;
     reply.progress("restore", 0, 0);
     let load = daemon.pool.begin_load();
@@ -197,7 +199,7 @@ pub fn restore(
             pairs: &pairs,
             timeline: &timeline,
             request,
-            warnings: Mutex::new(metadata.warnings.clone()),
+            warnings: Mutex::new(metadata.warnings.iter().chain(&overtaken).cloned().collect()),
             is_proof: false,
             mapped: Mutex::default(),
         };
