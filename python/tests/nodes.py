@@ -60,6 +60,7 @@ class Node:
         self.rekindle.reached("data-piece")
         # Until then the daemon alone has asked for the array, ahead.
         self.rekindle.wait(launched.exists, "the launch")
+        self.rekindle.wait(lambda: "is wanted again" in self.log(), "the program to have asked for it")
         return call
 
     def file(self, array):

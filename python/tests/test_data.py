@@ -74,6 +74,24 @@ def test_an_object_that_changes_while_it_is_read_is_not_mixed_up():
         assert sums.total.remote() == expected(array)
 
 
+def test_who_asks_while_another_version_is_fetched_gets_the_one_that_is_there():
+    with node_with(REKINDLE_FAULT="data-piece:hang") as node:
+        array = numbers(8)
+        place, url = node.file(array)
+        sums = node.deploy(url)
+        place.write_bytes(array.astype("int64").tobytes())
+        with pytest.raises(package.DataSizeError, match=f"^{url} has {2 * array.nbytes} bytes"):
+            sums.total.remote()
+        # It is fetched all the same, for whoever else has declared it.
+        node.rekindle.reached("data-piece")
+        place.write_bytes(b"")
+        with pytest.raises(package.DataSizeError, match="is empty"):
+            sums.total.remote()
+        node.file(array)
+        node.rekindle.let_go("data-piece")
+        assert sums.total.remote() == expected(array)
+
+
 def test_what_cannot_be_had_is_said_in_a_sentence(node):
     array = numbers(7)
     place, url = node.file(array)

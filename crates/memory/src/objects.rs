@@ -1,13 +1,13 @@
 //! Which objects are in memory, and which are on their way there.
 //!
 //! Whoever asks for an object waits for the answer of its store about which version it has now, and shares the memory
-//! with all who ask for that one: those who ask while it is fetched have no request made of their own. An object that is
-//! whole stays until its room is needed, least recently used first, or its store has another version.
+//! with all who ask for that one, also while it is fetched. An object that is whole stays until its room is needed, least
+//! recently used first, or its store has another version.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -83,28 +83,10 @@ impl Object {
     }
 }
 
-/// Somebody's question to the store, which others wait for too, and what follows from it.
-#[derive(Default)]
+/// A version that is to be fetched: room for it is made, for which others wait too.
 struct PendingFetch {
-    found: Mutex<Option<Result<Arc<Object>, Problem>>>,
-    landed: Condvar,
-}
-
-impl PendingFetch {
-    fn land(&self, how: Result<Arc<Object>, Problem>) {
-        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some(how);
-        self.landed.notify_all();
-    }
-
-    fn wait(&self) -> Result<Arc<Object>, Problem> {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match &*found {
-                Some(how) => return how.clone(),
-                None => found = self.landed.wait(found).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
+    version: Version,
+    found: OnceLock<Result<Arc<Object>, Problem>>,
 }
 
 #[derive(Default)]
@@ -201,70 +183,83 @@ impl Objects {
     /// The object as its store has it now; its bytes may be still to come.
     pub fn ask(self: &Arc<Objects>, name: &str) -> Result<Arc<Object>, Problem> {
         let location = self.stores.find(name)?;
-        let flight = {
+        let now = {
             let mut known = self.known();
             known.asked += 1;
-            let now = known.asked;
+            known.asked
+        };
+        let version = self.runtime.block_on(fetch::look(name, &location));
+        let version = version.inspect_err(|problem| self.failed(problem))?;
+        let (flight, outdated) = {
+            let mut known = self.known();
             let entry = known.entries.entry(name.to_string()).or_default();
-            entry.used = now;
-            match &entry.flight {
-                Some(flight) => flight.clone(),
+            entry.used = entry.used.max(now);
+            if let Some(object) = entry.object.as_ref().filter(|object| object.version == version) {
+                return Ok(object.clone());
+            }
+            match entry.flight.as_ref().filter(|flight| flight.version == version) {
+                Some(flight) => {
+                    log::info!("{name} is wanted again, and on its way");
+                    (flight.clone(), None)
+                }
                 None => {
-                    let flight = Arc::new(PendingFetch::default());
+                    let flight = Arc::new(PendingFetch { version, found: OnceLock::new() });
                     entry.flight = Some(flight.clone());
-                    let (objects, name, own) = (self.clone(), name.to_string(), flight.clone());
-                    std::thread::spawn(move || objects.fly(&name, &location, &own));
-                    flight
+                    (flight, entry.object.take())
                 }
             }
         };
-        flight.wait()
+        drop(outdated);
+        let begin = || {
+            let object = self.room(name, flight.version.clone()).inspect_err(|problem| {
+                self.failed(problem);
+                self.landed(name, &flight, None);
+            })?;
+            let (objects, name) = (self.clone(), name.to_string());
+            let (own, flown) = (flight.clone(), object.clone());
+            std::thread::spawn(move || objects.fly(&name, &location, &own, flown));
+            Ok(object)
+        };
+        flight.found.get_or_init(begin).clone()
     }
 
-    /// Asks the store, and fetches what is not there.
-    fn fly(&self, name: &str, location: &ObjectLocation, flight: &PendingFetch) {
+    fn failed(&self, problem: &Problem) {
+        self.tally.fetched(None);
+        log::warn!("{}", problem.sentence);
+    }
+
+    /// Fetches an object for which there is room.
+    fn fly(&self, name: &str, location: &ObjectLocation, flight: &Arc<PendingFetch>, object: Arc<Object>) {
         let began = Instant::now();
-        let found = self.find(name, location);
-        flight.land(found.clone().map(|(object, _)| object));
-        let kept = match found {
-            Ok((object, false)) => Some(object),
-            Ok((object, true)) => {
-                let fetched = self.runtime.block_on(fetch::fetch(name, location, &object));
-                let (bytes, took) = (object.version.bytes, began.elapsed().as_secs_f64());
-                match &fetched {
-                    Ok(()) => log::info!("fetched {name}: {bytes} bytes in {took:.3} s"),
-                    Err(problem) => log::warn!("{}", problem.sentence),
-                }
-                let is_whole = fetched.is_ok();
-                self.tally.fetched(is_whole.then_some(bytes));
-                object.end(fetched);
-                is_whole.then_some(object)
+        let fetched = self.runtime.block_on(fetch::fetch(name, location, &object));
+        let (bytes, took) = (object.version.bytes, began.elapsed().as_secs_f64());
+        let is_whole = fetched.is_ok();
+        match &fetched {
+            Ok(()) => {
+                self.tally.fetched(Some(bytes));
+                log::info!("fetched {name}: {bytes} bytes in {took:.3} s");
             }
-            Err(problem) => {
-                self.tally.fetched(None);
-                log::warn!("{}", problem.sentence);
-                None
-            }
-        };
+            Err(problem) => self.failed(problem),
+        }
+        object.end(fetched);
+        self.landed(name, flight, is_whole.then_some(object));
+    }
+
+    /// Keeps what was fetched, unless another version is on its way since.
+    fn landed(&self, name: &str, flight: &Arc<PendingFetch>, object: Option<Arc<Object>>) {
         let mut known = self.known();
         let Some(entry) = known.entries.get_mut(name) else { return };
-        entry.flight = None;
-        if kept.is_some() {
-            entry.object = kept;
+        if !entry.flight.as_ref().is_some_and(|latest| Arc::ptr_eq(latest, flight)) {
+            return;
         }
-        // What is in memory stays while its store does not answer.
+        (entry.flight, entry.object) = (None, object);
         if entry.object.is_none() {
             known.entries.remove(name);
         }
     }
 
-    /// What is in memory of the version that the store has now, or room for it, which is to be filled.
-    fn find(&self, name: &str, location: &ObjectLocation) -> Result<(Arc<Object>, bool), Problem> {
-        let version = self.runtime.block_on(fetch::look(name, location))?;
-        let kept = self.known().entries.get_mut(name).and_then(|entry| entry.object.take());
-        if let Some(object) = kept.filter(|object| object.version == version) {
-            return Ok((object, false));
-        }
+    /// Room for a version, which is to be filled.
+    fn room(&self, name: &str, version: Version) -> Result<Arc<Object>, Problem> {
         let bytes = version.bytes;
         if bytes == 0 {
             let sentence = format!("{name} is empty; put data there, or do not declare it");
@@ -283,7 +278,7 @@ impl Objects {
             Problem::new(ProblemKind::Memory, sentence)
         })?;
         let (progress, changed) = (Mutex::default(), Condvar::new());
-        Ok((Arc::new(Object { version, memory, progress, changed, _room: room }), true))
+        Ok(Arc::new(Object { version, memory, progress, changed, _room: room }))
     }
 
     /// Drops the object that was used least recently of those that nobody uses.

@@ -30,11 +30,19 @@ enum Action {
     Hang,
 }
 
+fn faults() -> &'static [(String, Action)] {
+    static FAULTS: OnceLock<Vec<(String, Action)>> = OnceLock::new();
+    FAULTS.get_or_init(|| parse(&std::env::var(VARIABLE).unwrap_or_default()))
+}
+
+/// Whether something is to happen at a step: asked where whoever hangs would hold up others.
+pub fn is_set(name: &str) -> bool {
+    faults().iter().any(|(point, _)| point == name)
+}
+
 /// To be passed at each step where a fault is of interest.
 pub fn point(name: &'static str) -> Result<(), Injected> {
-    static FAULTS: OnceLock<Vec<(String, Action)>> = OnceLock::new();
-    let faults = FAULTS.get_or_init(|| parse(&std::env::var(VARIABLE).unwrap_or_default()));
-    match faults.iter().find(|(point, _)| point == name) {
+    match faults().iter().find(|(point, _)| point == name) {
         None => Ok(()),
         Some((_, Action::Fail)) => Err(Injected { point: name }),
         Some((_, Action::Kill)) => {
