@@ -246,11 +246,10 @@ impl Memory {
     fn settle_once(&self) {
         let now = Instant::now();
         let services = self.lock().services.clone();
-        let services: BTreeMap<u64, Arc<Service>> =
-            services.into_iter().filter_map(|(number, service)| Some((number, service.upgrade()?))).collect();
         let idle: Vec<(u64, IdleInstance)> = services
             .iter()
-            .flat_map(|(number, service)| service.idle(now).into_iter().map(|one| (*number, one)))
+            .filter_map(|(number, service)| Some((*number, service.upgrade()?)))
+            .flat_map(|(number, service)| service.idle(now).into_iter().map(move |one| (number, one)))
             .collect();
         let steps = {
             let mut state = self.lock();
@@ -269,7 +268,9 @@ impl Memory {
         };
         for step in steps {
             let (Step::Grant(key) | Step::Demote(key) | Step::Dismiss(key) | Step::Fail(key, _)) = step;
-            let Some(service) = services.get(&key.0) else { continue };
+            // One that came after the look above may be among them.
+            let service = self.lock().services.get(&key.0).and_then(Weak::upgrade);
+            let Some(service) = service else { continue };
             match step {
                 Step::Grant(_) => service.granted(key.1),
                 Step::Fail(_, why) => service.not_granted(key.1, why),
