@@ -85,7 +85,7 @@ pub(crate) use outlive::NoteProgress;
 pub(crate) use pieces::{Body, GlobalsBuffer, LoadedPiece, Pieces, load};
 pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
 pub(crate) use room::Room;
-pub(crate) use staging::Lane;
+pub(crate) use staging::{Lane, staged_by};
 pub(crate) use table::Table;
 pub(crate) use turns::{KernelKey, Turn, Turns};
 pub(crate) use waiting::Waiting;

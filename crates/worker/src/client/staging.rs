@@ -70,6 +70,15 @@ struct Closed {
     work: u64,
 }
 
+/// The device of a transfer through a staging area, and up to where it uses that.
+pub(crate) fn staged_by(opcode: u32, body: &[u8]) -> Option<(u8, u64)> {
+    match opcode {
+        Upload::OPCODE => postcard::from_bytes(body).ok().map(|Upload { device, end, .. }| (device, end)),
+        Download::OPCODE => postcard::from_bytes(body).ok().map(|Download { device, end, .. }| (device, end)),
+        _ => None,
+    }
+}
+
 impl Client {
     pub(super) fn stage_up(&mut self, origin: Origin, request: Upload) -> Result<()> {
         let Upload { device, stream, to, offset, bytes, end } = request;
@@ -146,17 +155,7 @@ impl Client {
 
     /// Has the request be complete, if it is a transfer, and nothing done.
     pub(super) fn abandon(&mut self, ring: usize, opcode: u32, body: &[u8], code: CuResult) {
-        let (device, end) = match opcode {
-            Upload::OPCODE => match postcard::from_bytes(body) {
-                Ok(Upload { device, end, .. }) => (device, end),
-                Err(_) => return,
-            },
-            Download::OPCODE => match postcard::from_bytes(body) {
-                Ok(Download { device, end, .. }) => (device, end),
-                Err(_) => return,
-            },
-            _ => return,
-        };
+        let Some((device, end)) = staged_by(opcode, body) else { return };
         let _ = self.abandon_if_failed(Origin { ring }, device, end, Err(code));
     }
 

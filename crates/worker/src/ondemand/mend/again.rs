@@ -10,7 +10,7 @@ use rekindle_protocol::operation::{
 };
 
 use super::tells;
-use crate::client::{Client, Thread};
+use crate::client::{Client, Thread, staged_by};
 use crate::ondemand::journal::{Entry, Mark, marked};
 
 /// How often it is looked whether the GPU has come so far.
@@ -177,14 +177,7 @@ pub(super) fn from_journal(client: &mut Client, entry: &Entry<'_>, memory: u64) 
 
 /// A transfer through the staging area is not waited for any more.
 pub(super) fn free_staging(client: &mut Client, entry: &Entry<'_>) {
-    let end = match entry.opcode {
-        Upload::OPCODE => postcard::from_bytes(entry.body).map(|Upload { device, end, .. }| (device, end)),
-        Download::OPCODE => {
-            postcard::from_bytes(entry.body).map(|Download { device, end, .. }| (device, end))
-        }
-        _ => return,
-    };
-    if let Ok((device, end)) = end
+    if let Some((device, end)) = staged_by(entry.opcode, entry.body)
         && client.threads.get(entry.ring).is_some_and(|thread| !thread.ring.is_staged_to(end))
     {
         client.needs_no_transfer(entry.ring, device, end);
