@@ -170,10 +170,13 @@ impl MemoryLedger {
                 ));
             }
         }
-        let (used, most) = (gpu.used() >> 20, limit.unwrap_or_default() >> 20);
-        Some(format!(
-            "it needs {needed} MB of GPU memory, and services have {used} of the {most} MB that they may have"
-        ))
+        let used = gpu.used() >> 20;
+        Some(match limit.map(|limit| limit >> 20) {
+            Some(most) => format!(
+                "it needs {needed} MB of GPU memory, and services have {used} of the {most} MB that they may have"
+            ),
+            None => format!("it needs {needed} MB of GPU memory, and others came before it"),
+        })
     }
 
     /// What an instance has, and those before it do not have already: all together have the sum of these.

@@ -12,6 +12,8 @@
 
 mod holding;
 mod ledger;
+#[cfg(test)]
+mod settling;
 mod share;
 mod step;
 #[cfg(test)]
@@ -245,12 +247,21 @@ impl Memory {
 
     fn settle_once(&self) {
         let now = Instant::now();
+        self.give_out(&self.idle(now), now);
+    }
+
+    /// Those of all services that nobody needs.
+    fn idle(&self, now: Instant) -> Vec<(u64, IdleInstance)> {
         let services = self.lock().services.clone();
-        let idle: Vec<(u64, IdleInstance)> = services
+        services
             .iter()
             .filter_map(|(number, service)| Some((*number, service.upgrade()?)))
             .flat_map(|(number, service)| service.idle(now).into_iter().map(move |one| (number, one)))
-            .collect();
+            .collect()
+    }
+
+    /// Has who waits be told of its memory, and has those go that were idle a moment ago, as far as that takes.
+    fn give_out(&self, idle: &[(u64, IdleInstance)], now: Instant) {
         let steps = {
             let mut state = self.lock();
             let of = |(service, one): &(u64, IdleInstance)| {
