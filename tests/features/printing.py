@@ -38,6 +38,14 @@ def setup():
 
     assert said(6, fetch) == ["0 of 6", "1 of 6", "2 of 6"]
 
+    event = call("cuEventCreate", 0)
+
+    def wait_for_event():
+        call("cuEventRecord", event, 0)
+        call("cuEventSynchronize", event)
+
+    assert said(8, wait_for_event) == ["0 of 8", "1 of 8", "2 of 8"]
+
     def verify():
         assert said(7) == ["0 of 7", "1 of 7", "2 of 7"]
 

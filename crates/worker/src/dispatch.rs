@@ -436,6 +436,7 @@ impl Dispatcher {
         // The driver may wait for all work of the GPU when memory goes.
         if idle {
             self.client.drop_kept();
+            self.client.output.show();
         }
         let nap = if idle {
             let nap = self.look_for_freed(nap);

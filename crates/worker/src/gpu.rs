@@ -6,8 +6,6 @@ use rekindle_cuda::CuResult;
 use rekindle_device::Platform;
 use rekindle_protocol::tuning;
 
-use crate::printed::ProgramOutput;
-
 /// As written on command lines: `emulated`, `emulated:devices=2,memory=8G`, `nvidia`, `nvidia:1`, `nvidia:0,1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gpu {
@@ -23,8 +21,6 @@ pub struct OpenedDriver {
     pub gpus: Vec<usize>,
     /// The real driver library, where there is one.
     pub real_driver: Option<String>,
-    /// Where the platform writes what kernels print, if it asks us.
-    pub output: ProgramOutput,
     /// Modules are taken apart where that can be, and loaded a kernel at a time.
     pub in_pieces: bool,
 }
@@ -77,12 +73,9 @@ impl Gpu {
                     Some(text) => rekindle_emulated::Config::parse(text),
                     None => rekindle_emulated::Config::from_env(),
                 };
-                let output = ProgramOutput::default();
-                let sink = Box::new(output.clone());
-                let platform =
-                    config.and_then(|config| rekindle_emulated::platform_with_output(&config, sink))?;
+                let platform = config.and_then(|config| rekindle_emulated::platform(&config))?;
                 let gpus = (0..platform.devices().len()).collect();
-                Ok(OpenedDriver { platform, gpus, real_driver: None, output, in_pieces: in_pieces()? })
+                Ok(OpenedDriver { platform, gpus, real_driver: None, in_pieces: in_pieces()? })
             }
             Gpu::Nvidia { indices } => {
                 let platform = rekindle_nvidia::NvidiaPlatform::open()?;
@@ -92,15 +85,8 @@ impl Gpu {
                 }
                 let platform = platform.of_one_program(indices);
                 let real_driver = Some(platform.library().to_string_lossy().into_owned());
-                let output = ProgramOutput::default();
                 let gpus = indices.clone();
-                Ok(OpenedDriver {
-                    platform: Arc::new(platform),
-                    gpus,
-                    real_driver,
-                    output,
-                    in_pieces: in_pieces()?,
-                })
+                Ok(OpenedDriver { platform: Arc::new(platform), gpus, real_driver, in_pieces: in_pieces()? })
             }
         }
     }

@@ -44,6 +44,5 @@ mod worker_page;
 pub use arguments::{Arguments, ArgumentsError, Purpose};
 pub use dispatch::Ended;
 pub use gpu::{Gpu, OpenError, OpenedDriver};
-pub use printed::ProgramOutput;
 pub use shared::serve as serve_shared;
 pub use start::{main, serve};

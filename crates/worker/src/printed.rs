@@ -1,50 +1,107 @@
 //! Where kernels print: the program's standard output, as it is at that moment.
 //!
+//! ```text
+//!   driver ─▶ the worker's standard output: a file in memory ── once somebody has waited ─▶ descriptor 1 of the program
+//! ```
+//!
+//! A driver writes to the standard output of its process, here the worker's, when the program waits for what has printed.
 //! The client sends a descriptor of its process (a pidfd) when it connects, and through that the worker borrows
 //! descriptor 1 for each write. So redirections hold as they would for a driver inside the process: those of a child
 //! whose output its parent reads, those made later, and those of a restored program. Without such a descriptor, or
-//! where the kernel forbids it, the worker's own standard output takes the text, which is the sandbox's log.
+//! where the kernel forbids it, the text goes where the worker's own standard output went, which is the sandbox's log.
 //!
-//! Text of kernels that might have to run once more is kept back, also what a driver writes to the worker's standard
-//! output by itself.
+//! Text of kernels that might have to run once more is kept back. Where several programs have one driver, nobody knows
+//! whose text it is: it stays in the process's log.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::dup2_stdout;
 
+/// Memory of text that was passed on is given back when it is so much, bytes.
+const MUCH: u64 = 1 << 20;
+
 /// The standard output of a worker's program.
 #[derive(Clone, Default)]
-pub struct ProgramOutput(Arc<Mutex<State>>);
+pub(crate) struct ProgramOutput(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
     process: Option<OwnedFd>,
-    kept: Option<CapturedOutput>,
+    captured: Option<CapturedOutput>,
 }
 
-/// What is kept back.
+/// What a driver writes to the worker's standard output.
 struct CapturedOutput {
-    text: Vec<u8>,
-    /// In place of the worker's standard output, and that.
+    /// In place of that, and where it went.
     file: File,
     stdout: OwnedFd,
+    /// Bytes that were passed on, and from where on their memory is still there.
+    passed: u64,
+    given_back: u64,
+    /// Nothing is passed on for now.
+    is_kept: bool,
+    /// It goes on when nothing is to be kept back any more.
+    goes_on: bool,
 }
 
 impl CapturedOutput {
-    fn new() -> io::Result<CapturedOutput> {
+    fn new(goes_on: bool) -> io::Result<CapturedOutput> {
         let file = File::from(memfd_create(c"rekindle-output", MFdFlags::MFD_CLOEXEC)?);
         let stdout = io::stdout().as_fd().try_clone_to_owned()?;
         dup2_stdout(&file)?;
-        Ok(CapturedOutput { text: Vec::new(), file, stdout })
+        Ok(CapturedOutput { file, stdout, passed: 0, given_back: 0, is_kept: false, goes_on })
+    }
+
+    fn has_text(&self) -> bool {
+        self.file.metadata().is_ok_and(|file| file.len() > self.passed)
+    }
+
+    /// What was written since the last time.
+    fn next_text(&mut self) -> io::Result<Vec<u8>> {
+        let mut text = vec![0; (self.file.metadata()?.len() - self.passed) as usize];
+        self.file.read_exact_at(&mut text, self.passed)?;
+        self.passed += text.len() as u64;
+        if self.passed - self.given_back > MUCH {
+            let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            let (from, bytes) = (self.given_back as i64, (self.passed - self.given_back) as i64);
+            fallocate(&self.file, hole, from, bytes)?;
+            self.given_back = self.passed;
+        }
+        Ok(text)
+    }
+
+    fn end(self) {
+        if let Err(error) = dup2_stdout(&self.stdout) {
+            log::error!("the worker's standard output cannot be put in its place again: {error}");
+        }
     }
 }
 
 impl ProgramOutput {
+    /// What a driver writes to this process's standard output is the program's from now on.
+    pub(crate) fn followed() -> ProgramOutput {
+        let captured = CapturedOutput::new(true);
+        let captured =
+            captured.inspect_err(|error| log::warn!("what kernels print goes to the log: {error}"));
+        ProgramOutput(Arc::new(Mutex::new(State { process: None, captured: captured.ok() })))
+    }
+
+    /// What the program cannot be given goes there from now on, and not where it went.
+    pub(crate) fn fall_back_to(&self, output: OwnedFd) -> io::Result<()> {
+        match &mut self.state().captured {
+            Some(captured) => captured.stdout = output,
+            None => dup2_stdout(&output)?,
+        }
+        Ok(())
+    }
+
     /// Says which process the program is.
     pub(crate) fn of(&self, process: OwnedFd) {
         self.state().process = Some(process);
@@ -62,57 +119,61 @@ impl ProgramOutput {
 
     /// Keeps all text back from now on; false if that cannot be done.
     pub(crate) fn keep_back(&self) -> bool {
-        match CapturedOutput::new() {
-            Ok(kept) => {
-                self.state().kept = Some(kept);
-                true
+        let mut state = self.state();
+        if state.captured.is_none() {
+            match CapturedOutput::new(false) {
+                Ok(captured) => state.captured = Some(captured),
+                Err(error) => log::warn!("what kernels print cannot be kept back: {error}"),
             }
-            Err(error) => {
-                log::warn!("what kernels print cannot be kept back: {error}");
-                false
-            }
+        }
+        state.captured.as_mut().map(|captured| captured.is_kept = true).is_some()
+    }
+
+    /// Passes on what was kept back, and keeps nothing back any more.
+    pub(crate) fn let_go(&self) {
+        self.pass_on();
+        let mut state = self.state();
+        if let Some(captured) = &mut state.captured {
+            captured.is_kept = false;
+        }
+        if let Some(captured) = state.captured.take_if(|captured| !captured.goes_on) {
+            captured.end();
         }
     }
 
-    /// Passes on what was kept back.
-    pub(crate) fn let_go(&mut self) {
-        let Some(mut kept) = self.take_kept() else { return };
-        let mut printed = Vec::new();
-        let read = kept.file.rewind().and_then(|()| kept.file.read_to_end(&mut printed));
-        let written = read.and_then(|_| self.write_all(&kept.text)).and_then(|()| {
-            let mut stdout = File::from(kept.stdout);
-            stdout.write_all(&printed)
-        });
-        if let Err(error) = written {
+    /// Passes on what there is, unless that is kept back.
+    #[inline]
+    pub(crate) fn show(&self) {
+        let is_new = |captured: &CapturedOutput| !captured.is_kept && captured.has_text();
+        if self.state().captured.as_ref().is_some_and(is_new) {
+            self.pass_on();
+        }
+    }
+
+    /// Passes on what there is, and keeps back what is still to come if it did so before.
+    pub(crate) fn pass_on(&self) {
+        let text = self.state().captured.as_mut().map(CapturedOutput::next_text);
+        if let Some(Err(error)) = text.map(|text| text.and_then(|text| self.write(&text))) {
             log::error!("text that kernels printed is lost: {error}");
-        }
-    }
-
-    /// Passes on what was kept back so far, and keeps back what is still to come.
-    pub(crate) fn pass_on(&mut self) {
-        if self.has_text() {
-            self.let_go();
-            self.keep_back();
         }
     }
 
     /// Whether text is kept back.
     pub(crate) fn has_text(&self) -> bool {
-        let written = |kept: &CapturedOutput| kept.file.metadata().is_ok_and(|file| file.len() > 0);
-        self.state().kept.as_ref().is_some_and(|kept| !kept.text.is_empty() || written(kept))
+        self.state().captured.as_ref().is_some_and(|captured| captured.is_kept && captured.has_text())
     }
 
-    /// Forgets what was kept back: it will be printed once more.
+    /// Forgets what was not passed on: it will be printed once more. The standard output is as it was before.
     pub(crate) fn forget(&self) {
-        self.take_kept();
+        if let Some(captured) = self.state().captured.take() {
+            captured.end();
+        }
     }
 
-    fn take_kept(&self) -> Option<CapturedOutput> {
-        let kept = self.state().kept.take()?;
-        if let Err(error) = dup2_stdout(&kept.stdout) {
-            log::error!("the worker's standard output cannot be put in its place again: {error}");
-        }
-        Some(kept)
+    /// Passes on what there is; the standard output is as it was before.
+    pub(crate) fn end(&self) {
+        self.pass_on();
+        self.forget();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -127,26 +188,25 @@ impl ProgramOutput {
         // SAFETY: the descriptor is new and nobody else's.
         (descriptor >= 0).then(|| unsafe { File::from_raw_fd(descriptor as i32) })
     }
-}
 
-impl Write for ProgramOutput {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Some(kept) = &mut self.state().kept {
-            return kept.text.write(bytes);
-        }
-        let Some(mut output) = self.borrow() else {
-            return io::stdout().write(bytes);
+    /// To the program, or to where the worker's own output went. The program may be slow to take it.
+    fn write(&self, mut text: &[u8]) -> io::Result<()> {
+        let own = || -> io::Result<File> {
+            let state = self.state();
+            let output = state.captured.as_ref().map(|captured| captured.stdout.as_fd());
+            Ok(output.unwrap_or(io::stdout().as_fd()).try_clone_to_owned()?.into())
         };
-        loop {
-            match output.write(bytes) {
+        let mut output = self.borrow().map_or_else(own, Ok)?;
+        while !text.is_empty() {
+            match output.write(text) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => text = &text[written..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => wait_for_room(&output)?,
-                done => return done,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stdout().flush()
+        Ok(())
     }
 }
 
@@ -159,14 +219,38 @@ fn wait_for_room(output: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::unix::fs::MetadataExt;
     use std::process::{Command, Stdio};
 
     use super::*;
 
     #[test]
+    fn text_is_passed_on_once_and_takes_no_memory_after_that() {
+        let file = File::from(memfd_create(c"text", MFdFlags::MFD_CLOEXEC).unwrap());
+        let mut driver = file.try_clone().unwrap();
+        let mut captured = CapturedOutput {
+            file,
+            stdout: io::stdout().as_fd().try_clone_to_owned().unwrap(),
+            passed: 0,
+            given_back: 0,
+            is_kept: false,
+            goes_on: true,
+        };
+        for part in 0..5u8 {
+            let text = vec![b'a' + part; MUCH as usize / 2 + 1];
+            driver.write_all(&text).unwrap();
+            assert!(captured.has_text());
+            assert_eq!(captured.next_text().unwrap(), text);
+            assert!(!captured.has_text());
+        }
+        let memory = captured.file.metadata().unwrap().blocks() * 512;
+        assert!(memory < MUCH, "{memory}");
+    }
+
+    #[test]
     fn text_goes_where_the_process_prints() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut output = ProgramOutput::default();
+        let output = ProgramOutput::default();
         output.of_pid(child.id() as i32);
         let text = "printed by a kernel\n".repeat(2000);
         let mut from_child = child.stdout.take().unwrap();
@@ -174,13 +258,12 @@ mod tests {
             let mut read = String::new();
             from_child.read_to_string(&mut read).map(|_| read)
         });
-        output.write_all(text.as_bytes()).unwrap();
-        output.flush().unwrap();
+        output.write(text.as_bytes()).unwrap();
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!(reader.join().unwrap().unwrap(), text);
         // The process is gone: the text is not lost, and nothing fails.
         assert!(output.borrow().is_none());
-        output.write_all(b"").unwrap();
+        output.write(b"").unwrap();
     }
 }

@@ -21,6 +21,7 @@ use crate::gpu::{OpenError, OpenedDriver};
 use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::ondemand::Conversations;
+use crate::printed::ProgramOutput;
 use crate::shared::LinkSettings;
 use crate::{image, keeper, ondemand, shared};
 
@@ -54,8 +55,8 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
     };
     let ended = match arguments.purpose {
-        Purpose::Program => serve_as(listener, false, || arguments.gpu.open()),
-        Purpose::Spare => serve_as(listener, true, || arguments.gpu.open()),
+        Purpose::Program => serve_as(listener, false, ProgramOutput::followed(), || arguments.gpu.open()),
+        Purpose::Spare => serve_as(listener, true, ProgramOutput::followed(), || arguments.gpu.open()),
         Purpose::Shared { tenant, keep } => {
             shared::serve(listener, (tenant, arguments.gpu.to_string()), keep, || arguments.gpu.open())
         }
@@ -84,12 +85,13 @@ pub(crate) fn prepare_process() {
 ///
 /// Threads of the worker may outlast the return; the process is to end after it.
 pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<OpenedDriver, OpenError>) -> Ended {
-    serve_as(listener, false, open)
+    serve_as(listener, false, ProgramOutput::default(), open)
 }
 
 fn serve_as(
     listener: UnixListener,
     spare: bool,
+    output: ProgramOutput,
     open: impl FnOnce() -> Result<OpenedDriver, OpenError>,
 ) -> Ended {
     let (remote, inbox) = remote();
@@ -101,7 +103,7 @@ fn serve_as(
     if let Err(error) = control_thread {
         return Ended::Failed(format!("cannot start a thread: {error}"));
     }
-    match open().and_then(|opened| first_client(opened, link)) {
+    match open().and_then(|opened| first_client(opened, output, link)) {
         Ok(client) => {
             let again = |dispatcher: &mut Dispatcher, inbox: &_| {
                 ondemand::do_again(dispatcher, inbox, listens, &conversations)
@@ -111,6 +113,7 @@ fn serve_as(
                 dispatcher.blocks = image::blocks(&dispatcher.client, Contents::Saved);
             }
             let ended = dispatcher.run(&inbox, again);
+            dispatcher.client.output.end();
             let _ = fault::point("worker-ending");
             // What it has registered goes with the process; a driver that is asked would wait for work that may go on.
             std::mem::forget(dispatcher.client.ipc.end());
@@ -132,8 +135,11 @@ fn serve_as(
 }
 
 /// A client without a program yet, on GPUs of which the first has a context.
-pub(crate) fn first_client(opened: OpenedDriver, link: Arc<Link>) -> Result<Client, OpenError> {
-    let output = opened.output.clone();
+pub(crate) fn first_client(
+    opened: OpenedDriver,
+    output: ProgramOutput,
+    link: Arc<Link>,
+) -> Result<Client, OpenError> {
     let settings = LinkSettings::from_env()?;
     let client = Gpus::new(opened, settings).and_then(|gpus| Client::new(Arc::new(gpus), output, link));
     client.map_err(OpenError::Context)

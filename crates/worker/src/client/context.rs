@@ -7,7 +7,7 @@ use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::operation::{Answer, ContextReset, LimitSet, Origin};
 use serde::Serialize;
 
-use super::{Body, Client, EventJoin, Mark, StreamObject};
+use super::{Body, Client, EventJoin, EventObject, Mark, StreamObject};
 use crate::gpus::GpuContext;
 use crate::memory::{Heap, Regions};
 
@@ -94,7 +94,24 @@ impl Client {
         let gpu = self.on(device)?;
         if gpu.stream_query(stream)? {
             gpu.stream_synchronize(stream)?;
+            self.output.show();
             self.context_mut(device)?.printing.retain(|other| *other != stream);
+        }
+        Ok(())
+    }
+
+    /// As [`hand_out_printed`](Self::hand_out_printed), where the program has waited for its own event. What was printed behind
+    /// that may come too, and the streams go on.
+    pub(super) fn hand_out_printed_before(&mut self, device: usize, event: u32) -> Result<()> {
+        if !self.context(device)?.printing.is_empty()
+            && let Ok(EventObject { handle, restored: None, .. }) = self.events.get(event).copied()
+        {
+            let gpu = self.on(device)?;
+            // It may have been recorded anew.
+            if gpu.event_query(handle)? {
+                gpu.event_synchronize(handle)?;
+                self.output.show();
+            }
         }
         Ok(())
     }
@@ -120,6 +137,7 @@ impl Client {
             // Nothing is left to wait for; this lets the driver hand out what kernels printed.
             if client.is_idle(device)? {
                 client.on(device)?.synchronize()?;
+                client.output.show();
                 client.context_mut(device)?.printing.clear();
             }
             Ok(done)

@@ -78,7 +78,12 @@ impl Client {
             Ok(event) if let Some(record) = record => self.when_shared(origin, event.device, record, done),
             Err(code) => Answer::Now(Err(code)),
             Ok(event) if event.restored.is_some() => Answer::Now(Ok(done)),
-            Ok(&EventObject { device, handle, .. }) => self.when_recorded(origin, device, handle, done),
+            Ok(&EventObject { device, handle, .. }) => {
+                self.when_recorded(origin, device, handle, move |client| {
+                    client.hand_out_printed_before(device, event)?;
+                    Ok(done)
+                })
+            }
         }
     }
 

@@ -152,20 +152,18 @@ impl Client {
         }
     }
 
-    /// Answers when the program's own event is done.
+    /// Answers when the program's own event is done, after `then`.
     pub(super) fn when_recorded<T: Serialize + 'static>(
         &mut self,
         origin: Origin,
         device: usize,
         event: Event,
-        done: T,
+        then: impl FnOnce(&mut Client) -> Result<T> + 'static,
     ) -> Answer<T> {
         match self.on(device).and_then(|device| device.event_query(event)) {
             Err(code) => Answer::Now(Err(code)),
-            Ok(true) => Answer::Now(Ok(done)),
-            Ok(false) => {
-                self.later(origin, device, vec![Awaited::Event { event, scratch: false }], |_| Ok(done))
-            }
+            Ok(true) => Answer::Now(then(self)),
+            Ok(false) => self.later(origin, device, vec![Awaited::Event { event, scratch: false }], then),
         }
     }
 

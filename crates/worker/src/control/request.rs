@@ -195,9 +195,10 @@ impl Control {
 
     /// Kernels print to the descriptor from now on; the daemon's end is no longer this worker's.
     pub(super) fn take(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), ControlError> {
-        let output = descriptors.first().ok_or("no descriptor for what kernels print came along")?;
-        nix::unistd::dup2_stdout(output)
-            .map_err(|error| ControlError::io("cannot print to another file")(error.into()))?;
+        let output = descriptors.into_iter().next();
+        let output = output.ok_or("no descriptor for what kernels print came along")?;
+        let printed = self.remote.ask(move |dispatcher| dispatcher.client.output.fall_back_to(output))?;
+        printed.map_err(ControlError::io("cannot print to another file"))?;
         self.kind = Kind::Alone;
         Ok(())
     }

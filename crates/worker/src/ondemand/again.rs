@@ -36,6 +36,7 @@ use crate::dispatch::{Activity, DispatchError, Dispatcher, Ended, Inbox, Remote,
 use crate::gpu::Gpu;
 use crate::image::{self, RestoreOptions};
 use crate::link::Link;
+use crate::printed::ProgramOutput;
 use crate::{start, successor};
 
 /// The argument before the number of the descriptor that [`Inheritance`] is read from.
@@ -239,7 +240,8 @@ fn restore(
 ) -> Result<Dispatcher, OnDemandError> {
     let began = Instant::now();
     let gpu = Gpu::parse(&inheritance.gpu).ok_or_else(|| OnDemandError::NoGpu(inheritance.gpu.clone()))?;
-    let mut dispatcher = Dispatcher::new(start::first_client(gpu.open()?, link.clone())?);
+    let mut dispatcher =
+        Dispatcher::new(start::first_client(gpu.open()?, ProgramOutput::followed(), link.clone())?);
     dispatcher.client.pid = inheritance.pid;
     dispatcher.client.driver_attached = inheritance.driver_attached;
     dispatcher.client.exchange.owner.clone_from(&inheritance.owner);

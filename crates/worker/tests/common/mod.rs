@@ -67,13 +67,7 @@ impl Worker {
         let for_platform = knobs.clone();
         Worker::start_on(directory, knobs, move || {
             let platform = Arc::new(FakePlatform::new(for_platform));
-            Ok(OpenedDriver {
-                platform,
-                gpus: vec![0],
-                real_driver: None,
-                output: Default::default(),
-                in_pieces: false,
-            })
+            Ok(OpenedDriver { platform, gpus: vec![0], real_driver: None, in_pieces: false })
         })
     }
 
