@@ -76,6 +76,9 @@ impl Client {
     /// Kernels begin on a stream.
     #[inline]
     pub(super) fn note_kernels(&mut self, device: usize, stream: Stream) -> Result<()> {
+        if !self.may_print {
+            return Ok(());
+        }
         let printing = &mut self.context_mut(device)?.printing;
         if printing.last() != Some(&stream) && !printing.contains(&stream) {
             printing.push(stream);
@@ -134,11 +137,14 @@ impl Client {
     ) -> Answer<T> {
         let device = usize::from(device);
         self.when_idle(origin, device, move |client| {
-            // Nothing is left to wait for; this lets the driver hand out what kernels printed.
-            if client.is_idle(device)? {
+            if !client.context(device)?.printing.is_empty() && client.is_idle(device)? {
+                // Nothing is left to wait for; this lets the driver hand out what kernels printed.
                 client.on(device)?.synchronize()?;
                 client.output.show();
                 client.context_mut(device)?.printing.clear();
+            } else {
+                // Others may have broken a context that is theirs too.
+                client.gpus.check()?;
             }
             Ok(done)
         })

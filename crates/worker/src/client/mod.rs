@@ -122,6 +122,8 @@ pub(crate) struct Client {
     /// Memory whose contents nobody will read, while the program stands still; and what that was when it was asked before.
     pub unused: Unused,
     pub unused_before: Unused,
+    /// Code is loaded that may print.
+    pub may_print: bool,
     /// The program's standard output, once it is known which process it is.
     pub output: ProgramOutput,
     pub link: Arc<Link>,
@@ -217,6 +219,7 @@ impl Client {
             uncollected: Vec::new(),
             unused: Unused::default(),
             unused_before: Unused::default(),
+            may_print: false,
             output,
             link,
             threads: Vec::new(),

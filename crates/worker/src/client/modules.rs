@@ -56,6 +56,8 @@ impl Client {
             Ok(pieces) => (Body::Pieces(pieces), None),
             Err(whole) => match self.context(device)?.device.module_load(read(&code)?, kind, &options) {
                 Ok(Loaded { module, log: said }) => {
+                    // Nobody has looked into its code.
+                    self.may_print = true;
                     log = said;
                     (Body::Whole(module), whole.map(str::to_string))
                 }

@@ -53,6 +53,8 @@ pub(crate) struct LoadedPiece {
     pub piece: Arc<Piece>,
     /// Its turn.
     pub at: u64,
+    /// It may print.
+    pub prints: bool,
 }
 
 /// What the device has of a module.
@@ -197,6 +199,7 @@ impl Client {
     pub(crate) fn adopt(&mut self, gpu: &dyn Device, kernel: &KernelKey) {
         let Some(loaded) = self.turns.take().claim(kernel) else { return };
         let (module, name) = kernel;
+        self.may_print |= loaded.prints;
         match self.modules.get_mut(*module).map(|module| &mut module.body) {
             Ok(Body::Pieces(pieces)) => pieces.add(name, loaded),
             _ => {
@@ -212,6 +215,7 @@ impl Client {
         let turns = self.turns.clone();
         let mut turn = turns.take();
         let beside = turn.claim(&(module, name.to_string()));
+        self.may_print |= beside.as_ref().is_some_and(|loaded| loaded.prints);
         if let Some(loaded) = beside
             && let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body
         {
@@ -237,6 +241,7 @@ impl Client {
         };
         let loaded = load(&mut turn, &*gpu, (name, piece, settings))?;
         let function = loaded.function;
+        self.may_print |= loaded.prints;
         if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body {
             pieces.add(name, loaded);
         }
@@ -335,7 +340,9 @@ pub(crate) fn load(
 ) -> Result<LoadedPiece> {
     let loaded = gpu.piece_load(kernel, &piece, settings);
     let (module, function) = loaded.map_err(|error| refused(kernel, error))?;
-    Ok(LoadedPiece { module, function, settings: settings.clone(), piece, at: turn.number() })
+    // So its code calls what the driver has for `printf`.
+    let prints = memchr::memmem::find(piece.code.bytes(), b"vprintf").is_some();
+    Ok(LoadedPiece { module, function, settings: settings.clone(), piece, at: turn.number(), prints })
 }
 
 fn refused(name: &str, error: LoadError) -> CuResult {

@@ -96,6 +96,7 @@ mod tests {
             settings,
             piece: Arc::new(piece),
             at: turn.number(),
+            prints: false,
         }
     }
 

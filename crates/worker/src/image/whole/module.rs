@@ -32,6 +32,7 @@ pub(super) fn load(
         action: format!("load a module again ({})", error.log.trim()),
         code: error.code,
     })?;
+    client.may_print = true;
     Ok(ModuleObject {
         body: Body::Whole(handle),
         whole: row.id.and_then(|id| state.whole.get(&id).cloned()),
