@@ -74,6 +74,13 @@ class Server:
     def program(cls):
         return shutil.which(cls.command, path=os.environ["PATH"] + ":/usr/sbin")
 
+    @classmethod
+    def version(cls):
+        # Whose package the program is of.
+        owner = subprocess.run(["dpkg", "-S", os.path.realpath(cls.program())], capture_output=True, text=True, check=False).stdout.split(":")[0]
+        shown = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", owner], capture_output=True, text=True, check=False).stdout
+        return shown.split(":")[-1].split("-")[0].split("+")[0]
+
     def begin(self):
         """Once it listens."""
 
