@@ -11,7 +11,7 @@ from rekindle import CommandError, Rekindle
 
 # Those with little memory: what is looked for is a generation that does not come back.
 PROGRAMS = [name for name in WORKLOADS if name not in ("opt-350m", "gpt2-large", "gpt2-train")]
-STEPS, PAUSE = 1000, 0.02
+STEPS = 1000
 START_LIMIT, LIMIT = 150, 60
 BESIDE = ["resnet152", "bert-base", "timm-train", "jax"]
 # Images of one program that are kept.
@@ -19,12 +19,12 @@ KEPT = 3
 LEVELS = ["gpu", "host", "disk"]
 
 
-def measure(binaries, memory, work, note, only, seconds):
-    """`seconds` is how long each program goes on from its first steps."""
+def measure(binaries, memory, work, note, only, seconds, pause):
+    """`seconds` is how long each program goes on from its first steps, `pause` how long it rests after a step."""
     with Rekindle(gpu="nvidia", binaries=binaries, state=memory / "generations") as rekindle:
         names = only or PROGRAMS
         busy = threading.Event()
-        chains = [Chain(rekindle, name, native_steps(name, run), seconds, busy) for name, run in natively(names, work)]
+        chains = [Chain(rekindle, name, native_steps(name, run), seconds, pause, busy) for name, run in natively(names, work)]
         threads = [threading.Thread(target=chain.run, args=(work,)) for chain in chains]
         for thread in threads:
             thread.start()
@@ -64,8 +64,9 @@ class WentWrong(Exception):
 class Chain:
     """A program with all its generations."""
 
-    def __init__(self, rekindle, name, native, seconds, busy):
-        self.rekindle, self.name, self.native, self.seconds, self.busy = rekindle, name, native, seconds, busy
+    def __init__(self, rekindle, name, native, seconds, pause, busy):
+        self.rekindle, self.name, self.native, self.busy = rekindle, name, native, busy
+        self.seconds, self.pause = seconds, pause
         self.random = random.Random(name)
         self.current = self.failure = None
         self.images, self.operations, self.last, self.numbers, self.began = [], [], -1, 0, False
@@ -73,7 +74,7 @@ class Chain:
     def run(self, work):
         try:
             self.current = self.next_name()
-            self.rekindle.run(self.current, *steps_program(self.name, work, STEPS, PAUSE))
+            self.rekindle.run(self.current, *steps_program(self.name, work, STEPS, self.pause))
             self.see_steps(range(1), 3, START_LIMIT)
             self.began = True
             end = time.monotonic() + self.seconds
