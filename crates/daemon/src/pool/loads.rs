@@ -9,8 +9,9 @@ use super::WorkerPool;
 /// Loads that follow one another put off a start for so long at most.
 const MOST: Duration = Duration::from_secs(1);
 
-/// So long a program has the GPU for itself after its memory is loaded: most likely it has its first answer to give.
-pub const FIRST_WORK: Duration = Duration::from_millis(150);
+/// After its memory is loaded a program has the GPU for itself: most likely it has its first answer to give. So long that takes at
+/// least and at most, and in between as long as it took until there.
+const FIRST_WORK: [Duration; 2] = [Duration::from_millis(30), Duration::from_millis(150)];
 
 /// How many load, and since when somebody has.
 #[derive(Default)]
@@ -39,22 +40,28 @@ impl Loads {
 }
 
 /// A program is given its memory, as long as this is there.
-pub struct Load(Arc<WorkerPool>);
+pub struct Load {
+    pool: Arc<WorkerPool>,
+    began: Instant,
+}
 
 impl Load {
+    /// Returns when its program has had time for an answer.
+    pub fn wait_for_first_work(&self) {
+        let [least, most] = FIRST_WORK;
+        std::thread::sleep(self.began.elapsed().clamp(least, most));
+    }
+
     /// Ends when its program has had time for an answer.
     pub fn end_later(self) {
-        std::thread::spawn(move || {
-            std::thread::sleep(FIRST_WORK);
-            drop(self);
-        });
+        std::thread::spawn(move || self.wait_for_first_work());
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
-        self.0.lock().loads.end();
-        let pool = self.0.clone();
+        self.pool.lock().loads.end();
+        let pool = self.pool.clone();
         std::thread::spawn(move || pool.refill());
     }
 }
@@ -62,8 +69,9 @@ impl Drop for Load {
 impl WorkerPool {
     /// A program is about to take a worker and to have its memory loaded.
     pub fn begin_load(self: &Arc<WorkerPool>) -> Load {
-        self.lock().loads.begin(Instant::now());
-        Load(self.clone())
+        let began = Instant::now();
+        self.lock().loads.begin(began);
+        Load { pool: self.clone(), began }
     }
 }
 

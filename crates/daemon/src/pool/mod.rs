@@ -30,7 +30,7 @@ use demand::{Demand, Peaks};
 use loads::Loads;
 use size::Reasons;
 
-pub use loads::{FIRST_WORK, Load};
+pub use loads::Load;
 pub use room::HeldRoom;
 pub use size::PoolSize;
 

@@ -15,7 +15,7 @@ use rekindle_store::Image;
 use crate::caches::{CacheLease, Priority};
 use crate::error::{Error, Result};
 use crate::images::page_cache;
-use crate::pool::{FIRST_WORK, Load};
+use crate::pool::Load;
 use crate::restore::replacement::{self, RecoveryState};
 use crate::restore::unwritten;
 use crate::sandboxes::Sandbox;
@@ -92,7 +92,7 @@ fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, load: A
         }
         // From now on the client sees it when its worker ends.
         drop(recovery);
-        std::thread::sleep(FIRST_WORK);
+        load.wait_for_first_work();
         drop(load);
         // That of a program which has come from another node goes.
         if sandbox.record().arrival.is_some() {

@@ -42,6 +42,8 @@ impl Client {
         for device in self.open_devices() {
             self.on(device).and_then(|gpu| gpu.synchronize()).map_err(|code| failed(device, code))?;
         }
+        // The driver has handed out what kernels printed, and may be gone before the program waits for them.
+        self.output.show();
         Ok(true)
     }
 }
