@@ -17,8 +17,13 @@ INSTANCES = 8
 MEMORY, CONTEXT = 200, 20
 
 
+def new(rekindle):
+    """Those that wait and have served nobody."""
+    return [worker for worker in rekindle.json("ps")["pool"] if not worker["returned"]]
+
+
 def ready(rekindle):
-    return {worker["pid"] for worker in rekindle.json("ps")["pool"] if worker["ready"]}
+    return {worker["pid"] for worker in new(rekindle) if worker["ready"]}
 
 
 def target(rekindle):
@@ -28,7 +33,7 @@ def target(rekindle):
 
 def come_to(rekindle, count):
     """The workers that wait, once they are as many."""
-    rekindle.wait(lambda: len(ready(rekindle)) == count == len(rekindle.json("ps")["pool"]), f"{count} workers that wait")
+    rekindle.wait(lambda: len(ready(rekindle)) == count == len(new(rekindle)), f"{count} workers that wait")
     return ready(rekindle)
 
 
@@ -71,7 +76,8 @@ def test_eight_at_once_find_eight_that_wait_the_second_time(pool):
     assert not shown["short_of_memory"]
     assert f"{INSTANCES} " in pool("stats", "--no-stream").split("WAITING WORKERS OF")[1]
     end_all(pool)
-    assert at_once(pool, INSTANCES) == waiting
+    # Those of the first time may wait again.
+    assert at_once(pool, INSTANCES) <= waiting | first
 
 
 def test_the_pool_is_no_larger_than_its_limit_and_shrinks_after_its_window():
@@ -101,7 +107,7 @@ def test_none_is_started_beside_a_restore_for_a_second(pool):
         restored = threads.submit(pool.restore, "image", "restored")
         pool.wait(lambda: any(row["state"] == "restoring" for row in pool.sandboxes()), "the restore")
         os.kill(waits, signal.SIGKILL)
-        pool.wait(lambda: any(worker["pid"] != waits for worker in pool.json("ps")["pool"]), "another one")
+        pool.wait(lambda: any(worker["pid"] != waits for worker in new(pool)), "another one")
         assert time.monotonic() - began > 1
         pool.let_go("restore-created")
         restored.result()
@@ -117,13 +123,13 @@ def test_a_restore_that_lacks_memory_has_what_waiting_workers_held(tmp_path):
     with on_one_gpu(tmp_path) as rekindle:
         image(rekindle, "large", sys.executable, SERVER, "large", 8000, 156)
         image(rekindle, "small", sys.executable, SERVER, "small")
-        at_once(rekindle, 4, "small")
+        first = at_once(rekindle, 4, "small")
         waiting = come_to(rekindle, 4)
         end_all(rekindle)
         rekindle.let_go("restore-created")
         rekindle.restore("large", "large")
         (worker,) = rekindle.sandbox("large")["workers"]
-        assert worker in waiting
+        assert worker in waiting | first
         # Less than an eighth is free by now, and none waits in place of those that went.
         rekindle.wait(lambda: target(rekindle)["short_of_memory"], "it to be noticed")
         assert rekindle.json("ps")["pool"] == []

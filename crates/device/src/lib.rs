@@ -114,6 +114,8 @@ pub trait Platform: Send + Sync {
     }
     /// Has the driver put its heaps where an earlier process had them, as far as it asks for the same ones again.
     fn expect_placements(&self, _earlier: &[Placement]) {}
+    /// All that a program had in the contexts was given back, and another one comes.
+    fn renew_placements(&self) {}
 }
 
 /// One GPU and its context.

@@ -53,6 +53,17 @@ pub(crate) fn expect(earlier: &[Placement]) {
     PLACES.lock().expect(earlier);
 }
 
+/// Forgets the answers for what the driver has given up since, as if they had not been given, and foresees nothing.
+pub(crate) fn renew() {
+    PLACES.lock().renew(is_mapped);
+}
+
+fn is_mapped(placement: &Placement) -> bool {
+    let mut resident = 0;
+    // SAFETY: writes one byte for the one page that is asked about, mapped or not.
+    unsafe { libc::mincore(placement.address as *mut c_void, 1, &mut resident) == 0 }
+}
+
 /// Runs a driver call that loads code or looks something up in it.
 pub(crate) fn in_code<T>(call: impl FnOnce() -> T) -> T {
     let before = IN_CODE.replace(true);
@@ -150,6 +161,11 @@ impl HeapAddresses {
         self.next = self.next.max(end.unwrap_or(0).min(self.range.end).next_multiple_of(ALIGNMENT));
     }
 
+    fn renew(&mut self, is_there: impl Fn(&Placement) -> bool) {
+        self.expected.clear();
+        self.given.retain(is_there);
+    }
+
     /// An address that `reserve` could take.
     fn place(&mut self, bytes: u64, code: bool, mut reserve: impl FnMut(u64) -> bool) -> Option<u64> {
         let foreseen = self.expected.iter().position(|one| one.bytes == bytes && one.code == code);
@@ -221,6 +237,27 @@ mod tests {
         assert!(instead >= before[0] + HEAP);
         assert_eq!(second.place(HEAP, true, |_| false), None);
         assert_eq!(second.place(u64::MAX, true, |_| true), None);
+    }
+
+    #[test]
+    fn what_was_given_up_is_no_part_of_what_the_next_program_has() {
+        let mut first = places();
+        let given = asks(&mut first, &[(HEAP, true), (HEAP, false), (HEAP, true)]);
+        first.renew(|one| one.address != given[2]);
+        let later = asks(&mut first, &[(HEAP, true)])[0];
+        assert!(!given.contains(&later));
+        let mut second = places();
+        asks(&mut second, &[(HEAP, true), (HEAP, false)]);
+        second.expect(&first.given);
+        assert_eq!(asks(&mut second, &[(HEAP, true)]), [later]);
+        let mapped = Placement { address: first_page(), bytes: HEAP, code: true };
+        assert!(is_mapped(&mapped) && !is_mapped(&Placement { address: RANGE.end - HEAP, ..mapped }));
+    }
+
+    /// Something that is mapped: the stack.
+    fn first_page() -> u64 {
+        let local = 0u8;
+        &raw const local as u64 & !4095
     }
 
     #[test]

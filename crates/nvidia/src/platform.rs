@@ -158,6 +158,10 @@ impl Platform for NvidiaPlatform {
     fn expect_placements(&self, earlier: &[Placement]) {
         placement::expect(earlier);
     }
+
+    fn renew_placements(&self) {
+        placement::renew();
+    }
 }
 
 /// What is known of a GPU before it has a context; stream priorities and limits are those of every recent GPU.

@@ -33,6 +33,7 @@ pub mod peer;
 pub mod rounds;
 pub mod service;
 pub mod service_name;
+pub mod spawn;
 pub mod tenant;
 pub mod terminal;
 pub mod tuning;

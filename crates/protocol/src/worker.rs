@@ -11,6 +11,7 @@
 //! checkpoint undoes it: the client resumes.
 
 pub mod ask;
+mod departure;
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -23,9 +24,10 @@ use crate::data::Version;
 pub use crate::frame::MOST_DESCRIPTORS;
 use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
+pub use departure::Departure;
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 21;
+pub const VERSION: u32 = 22;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -67,7 +67,6 @@ mod sandbox;
 mod severed;
 mod socket_places;
 pub mod soundness;
-mod spawn;
 mod standing;
 mod stat;
 mod system_v;

@@ -28,8 +28,8 @@ use crate::mapped_file::KnownFiles;
 use crate::message::{self, Exit, NotStarted, Program, Reply, Setup};
 use crate::network::Network;
 use crate::process::{self, Handle};
-use crate::spawn::Spawned;
 use crate::wire::Channel;
+use rekindle_protocol::spawn::Spawned;
 
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);

@@ -17,6 +17,7 @@ use crate::dispatch::{Ended, Remote};
 use crate::image::{CodePreCopy, LeftMemory, PreCopy};
 use crate::link::Link;
 use crate::ondemand::{Conversations, Daemon, wait_for_parting};
+use crate::succession::Succession;
 
 mod client;
 mod error;
@@ -92,6 +93,8 @@ pub(crate) struct Control {
     demand: Option<Demand>,
     /// Listens to the client.
     client: Option<JoinHandle<()>>,
+    /// Where the worker goes when the program has ended.
+    succession: Arc<Succession>,
 }
 
 /// How the next restore loads, with its journal.
@@ -130,7 +133,13 @@ impl Control {
             conversations,
             demand: None,
             client: None,
+            succession: Arc::default(),
         }
+    }
+
+    /// The worker may go on elsewhere.
+    pub(crate) fn followed_by(self, succession: Arc<Succession>) -> Control {
+        Control { succession, ..self }
     }
 
     /// Goes on with a daemon that waits for its answer to [`Request::Loaded`].
@@ -148,7 +157,7 @@ impl Control {
         let mut lonely_since = Instant::now();
         loop {
             let waited = self.wait_for(&self.listener.as_raw_fd(), Some(Duration::from_secs(1)));
-            if waited == Waited::Taken {
+            if waited == Waited::Taken || self.is_over() {
                 return self.join();
             }
             if waited == Waited::Ready {
@@ -161,13 +170,14 @@ impl Control {
                 if self.gives_up() {
                     return self.join();
                 }
+                if self.is_over() {
+                    return self.join();
+                }
                 self.undo();
                 if self.is_spare() {
                     return self.remote.end(Ended::Done);
                 }
                 lonely_since = Instant::now();
-            } else if self.is_shared() && self.remote.is_over() {
-                return self.join();
             } else if self.is_forgotten() {
                 self.undo();
             } else if self.is_spare() && poll(libc::STDIN_FILENO, 0, 0) & (libc::POLLHUP | libc::POLLERR) != 0
@@ -265,7 +275,11 @@ impl Control {
                 continue;
             }
             if sleep {
-                return log::error!("the worker stays awake: {}", self.sleep());
+                if let Err(problem) = self.sleep() {
+                    self.link.set_parted(false);
+                    log::error!("the worker stays awake: {problem}");
+                }
+                return;
             }
         }
     }
@@ -277,5 +291,10 @@ impl Control {
 
     fn is_shared(&self) -> bool {
         matches!(self.kind, Kind::Shared(_))
+    }
+
+    /// The client is no more, and its process goes on.
+    fn is_over(&self) -> bool {
+        self.succession.has_gone() || self.is_shared() && self.remote.is_over()
     }
 }

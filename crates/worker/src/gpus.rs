@@ -17,6 +17,7 @@ use crate::gpu_link::GpuLink;
 use crate::hashing::Hasher;
 use crate::image::BlockPool;
 use crate::memory::Regions;
+use crate::noted_device::NotedDevice;
 use crate::pressure::Pressure;
 use crate::shared::{ClientDevice, Common, DivisionMember, LinkSettings, PortionError, Wish};
 
@@ -24,6 +25,8 @@ use crate::shared::{ClientDevice, Common, DivisionMember, LinkSettings, PortionE
 const COPY_STREAMS: usize = 4;
 /// `CU_STREAM_NON_BLOCKING`: work of the legacy stream is not waited for.
 const NON_BLOCKING: u32 = 1;
+/// How often it is looked whether a client has let go of a device.
+const LOOK: Duration = Duration::from_micros(200);
 
 pub(crate) struct Gpus {
     source: Source,
@@ -82,6 +85,8 @@ pub(crate) struct GpuContext {
     pub pressure: Option<Arc<Pressure>>,
     /// The device, where it is a client's view of one that others use too.
     pub view: Option<Arc<ClientDevice>>,
+    /// The device, where the one client has it for itself.
+    noted: Option<Arc<NotedDevice>>,
 }
 
 impl Gpus {
@@ -93,8 +98,9 @@ impl Gpus {
             let info = DeviceInfo { index: position as u32, ..info.clone() };
             Ok(Slot { index: *index, info, context: OnceLock::new() })
         };
+        let first = platform.open(*gpus.first().ok_or(CUDA_ERROR_INVALID_DEVICE)?)?;
         let gpus = Gpus {
-            source: Source::Own { link, block_pool: Arc::default() },
+            source: Source::Own { link, block_pool: BlockPool::own(first) },
             slots: gpus.iter().enumerate().map(slot).collect::<Result<_>>()?,
             platform,
             real_driver,
@@ -108,6 +114,38 @@ impl Gpus {
         // out again.
         (0..gpus.count()).try_for_each(|device| gpus.open(device).map(drop))?;
         Ok(gpus)
+    }
+
+    /// The same GPU, with its context as it was before a client whose all is gone had it, for the next client; none where it
+    /// cannot be that, so that it goes with its process. There is one GPU: what may come between heaps of several is not known.
+    pub(crate) fn renew(self, limit: Duration) -> Option<Gpus> {
+        let Source::Own { link, block_pool } = self.source else { return None };
+        let [Slot { index, info, context }] = <[Slot; 1]>::try_from(self.slots).ok()?;
+        drop(self.basin);
+        let context = renew(context.into_inner()?, limit)?;
+        self.platform.renew_placements();
+        Some(Gpus {
+            source: Source::Own { link, block_pool },
+            slots: vec![Slot { index, info, context: OnceLock::from(Arc::new(context)) }],
+            platform: self.platform,
+            real_driver: self.real_driver,
+            in_pieces: self.in_pieces,
+            regions: Arc::new(Regions::new()),
+            code: Arc::default(),
+            opening: Mutex::default(),
+            basin: OnceLock::new(),
+        })
+    }
+
+    /// Why its contexts cannot be as they were before the client.
+    pub(crate) fn lasting_trace(&self) -> Option<&'static str> {
+        match &self.slots[..] {
+            [slot] => match slot.context.get().and_then(|context| context.noted.as_ref()) {
+                Some(noted) => noted.lasting_trace(),
+                None => Some("others have its context"),
+            },
+            _ => Some("it had several GPUs"),
+        }
     }
 
     /// The same GPUs for a client that shares their contexts with others.
@@ -355,7 +393,17 @@ impl GpuContext {
         let info = DeviceInfo { index: index as u32, ..device.info().clone() };
         let link = GpuLink::open(&device, link);
         let pressure = Pressure::open(&*device);
-        Ok(GpuContext { info, copies, hasher, device, link, pressure, view: None })
+        let noted = NotedDevice::new(device);
+        Ok(GpuContext {
+            device: noted.clone(),
+            info,
+            copies,
+            hasher,
+            link,
+            pressure,
+            noted: Some(noted),
+            view: None,
+        })
     }
 
     /// The same context as one of its clients has it.
@@ -371,8 +419,38 @@ impl GpuContext {
             link: None,
             pressure: None,
             view: Some(view),
+            noted: None,
         })
     }
+}
+
+/// The context for the next client. Threads of the one before may take a moment to let go of the device.
+fn renew(context: Arc<GpuContext>, limit: Duration) -> Option<GpuContext> {
+    let until = Instant::now() + limit;
+    let GpuContext { device, info, copies, hasher, link, pressure, noted, view: _ } =
+        Arc::into_inner(context)?;
+    drop(device);
+    let mut noted = noted?;
+    let noted = loop {
+        match Arc::try_unwrap(noted) {
+            Ok(noted) => break noted,
+            Err(shared) if Instant::now() < until => noted = shared,
+            Err(_) => return None,
+        }
+        std::thread::sleep(LOOK);
+    };
+    let raw = noted.lasting_trace().is_none().then(|| noted.give_back())??;
+    let noted = NotedDevice::new(raw);
+    Some(GpuContext {
+        device: noted.clone(),
+        info,
+        copies,
+        hasher,
+        link,
+        pressure,
+        noted: Some(noted),
+        view: None,
+    })
 }
 
 /// What a client is to have of the multiprocessors.

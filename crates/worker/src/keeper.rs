@@ -1,13 +1,16 @@
 //! A worker that sleeps: it has no GPU, and keeps what its client needs to go on with another one.
 //!
 //! ```text
-//!   worker ──exec──▶ keeper: the same process, listening at the same place
-//!                      client's socket     so that the client sees no worker die
-//!                      memory              descriptors of what was left on the GPU, until it lies elsewhere
+//!   worker ─┬─exec───▶ keeper: the same process, listening at the same place
+//!           │            client's socket     so that the client sees no worker die
+//!           │            memory              descriptors of what was left on the GPU, until it lies elsewhere
+//!           └─spawns─▶ keeper: another process, listening there too
+//!             and waits at another place, once all is given back, for a program that its context is to serve
 //! ```
 //!
-//! The worker starts its own program again ([`successor`]) and passes on nothing but descriptors. As a worker does, a
-//! keeper outlives the daemon and ends with its client.
+//! The worker starts its own program again ([`successor`]) and passes on nothing but descriptors. The first way takes as long as a
+//! driver takes to end a context, in which it lets others wait; the second is gone where the context [can serve another
+//! program](crate::serve). As a worker does, a keeper outlives the daemon and ends with its client.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -37,27 +40,55 @@ struct PassedDescriptors {
     status: Status,
 }
 
+impl PassedDescriptors {
+    fn new(
+        listener: &UnixListener,
+        client: &UnixStream,
+        memory: &LeftMemory,
+        status: Status,
+    ) -> PassedDescriptors {
+        PassedDescriptors {
+            listener: listener.as_raw_fd(),
+            client: client.as_raw_fd(),
+            memory: memory.iter().map(|(name, memory)| (name.clone(), memory.as_raw_fd())).collect(),
+            status: Status {
+                asleep: true,
+                device_bytes: if memory.is_empty() { 0 } else { status.device_bytes },
+                ..status
+            },
+        }
+    }
+
+    fn numbers(&self) -> Vec<RawFd> {
+        let memory = self.memory.iter().map(|(_, number)| *number);
+        memory.chain([self.listener, self.client]).collect()
+    }
+}
+
 /// Makes this process a keeper. Returns only if that does not work, with the reason.
 pub(crate) fn become_one(
     listener: &UnixListener,
     client: &UnixStream,
-    memory: LeftMemory,
+    memory: &LeftMemory,
     status: Status,
 ) -> String {
-    let belongings = PassedDescriptors {
-        listener: listener.as_raw_fd(),
-        client: client.as_raw_fd(),
-        memory: memory.iter().map(|(name, memory)| (name.clone(), memory.as_raw_fd())).collect(),
-        status: Status {
-            asleep: true,
-            device_bytes: if memory.is_empty() { 0 } else { status.device_bytes },
-            ..status
-        },
-    };
-    let mut passed: Vec<RawFd> = belongings.memory.iter().map(|(_, number)| *number).collect();
-    passed.extend([belongings.listener, belongings.client]);
-    let error = successor::start_again(ARGUMENT, &belongings, &passed);
+    let belongings = PassedDescriptors::new(listener, client, memory, status);
+    let error = successor::start_again(ARGUMENT, &belongings, &belongings.numbers());
     format!("it cannot start again without a GPU: {error}")
+}
+
+/// Starts a keeper beside this process: its pid.
+pub(crate) fn leave_one(
+    listener: &UnixListener,
+    client: &UnixStream,
+    memory: &LeftMemory,
+    status: Status,
+) -> std::io::Result<i32> {
+    let belongings = PassedDescriptors::new(listener, client, memory, status);
+    let keeper = successor::start_beside(ARGUMENT, &belongings, &belongings.numbers())?;
+    let pid = keeper.pid();
+    std::thread::spawn(move || keeper.wait());
+    Ok(pid)
 }
 
 /// Runs a keeper, whose belongings are to be read from the descriptor of this number.
@@ -82,7 +113,7 @@ fn open(number: &OsStr) -> std::io::Result<Keeper> {
         listener: own(belongings.listener).into(),
         client: own(belongings.client).into(),
         memory: belongings.memory.into_iter().map(|(name, number)| (name, own(number))).collect(),
-        status: belongings.status,
+        status: Status { pid: std::process::id() as i32, ..belongings.status },
         daemon: None,
     };
     keeper.close_others();

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -10,20 +9,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use rekindle_protocol::fault;
-use rekindle_protocol::worker::Contents;
-
 use crate::arguments::{Arguments, Purpose};
 use crate::client::Client;
-use crate::control::{Control, Kind};
-use crate::dispatch::{Dispatcher, Ended, remote};
+use crate::dispatch::Ended;
 use crate::gpu::{OpenError, OpenedDriver};
-use crate::gpus::Gpus;
 use crate::link::Link;
-use crate::ondemand::Conversations;
 use crate::printed::ProgramOutput;
-use crate::shared::LinkSettings;
-use crate::{image, keeper, ondemand, shared};
+use crate::{keeper, ondemand, serve, shared};
 
 /// Runs a worker; `arguments` are those after `rekindled worker`.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -55,8 +47,8 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
     };
     let ended = match arguments.purpose {
-        Purpose::Program => serve_as(listener, false, ProgramOutput::followed(), || arguments.gpu.open()),
-        Purpose::Spare => serve_as(listener, true, ProgramOutput::followed(), || arguments.gpu.open()),
+        Purpose::Program => serve::serve_last(listener, false, || arguments.gpu.open()),
+        Purpose::Spare => serve::serve_last(listener, true, || arguments.gpu.open()),
         Purpose::Shared { tenant, keep } => {
             shared::serve(listener, (tenant, arguments.gpu.to_string()), keep, || arguments.gpu.open())
         }
@@ -80,69 +72,14 @@ pub(crate) fn prepare_process() {
     end_on_panic();
 }
 
-/// Serves one client, as the daemon says that connects to `listener`. `open` opens the driver; the first device's
-/// context is made at once, so that it is there when the client comes.
-///
-/// Threads of the worker may outlast the return; the process is to end after it.
-pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<OpenedDriver, OpenError>) -> Ended {
-    serve_as(listener, false, ProgramOutput::default(), open)
-}
-
-fn serve_as(
-    listener: UnixListener,
-    spare: bool,
-    output: ProgramOutput,
-    open: impl FnOnce() -> Result<OpenedDriver, OpenError>,
-) -> Ended {
-    let (remote, inbox) = remote();
-    let link = Link::new();
-    let (conversations, listens) = (Arc::new(Conversations::default()), listener.as_raw_fd());
-    let kind = if spare { Kind::Spare } else { Kind::Alone };
-    let control = Control::new(listener, remote.clone(), link.clone(), kind, conversations.clone());
-    let control_thread = std::thread::Builder::new().name("control".into()).spawn(move || control.run());
-    if let Err(error) = control_thread {
-        return Ended::Failed(format!("cannot start a thread: {error}"));
-    }
-    match open().and_then(|opened| first_client(opened, output, link)) {
-        Ok(client) => {
-            let again = |dispatcher: &mut Dispatcher, inbox: &_| {
-                ondemand::do_again(dispatcher, inbox, listens, &conversations)
-            };
-            let mut dispatcher = Dispatcher::new(client);
-            if spare {
-                dispatcher.blocks = image::blocks(&dispatcher.client, Contents::Saved);
-            }
-            let ended = dispatcher.run(&inbox, again);
-            dispatcher.client.output.end();
-            let _ = fault::point("worker-ending");
-            // What it has registered goes with the process; a driver that is asked would wait for work that may go on.
-            std::mem::forget(dispatcher.client.ipc.end());
-            inbox.refuse(match &ended {
-                Ended::Done => "the worker is ending".to_string(),
-                Ended::Failed(problem) => problem.clone(),
-            });
-            ended
-        }
-        Err(error) => {
-            // The daemon hears why when it asks for something.
-            let problem = error.to_string();
-            log::error!("{problem}");
-            inbox.refuse(problem.clone());
-            remote.wait_until_heard();
-            Ended::Failed(problem)
-        }
-    }
-}
-
 /// A client without a program yet, on GPUs of which the first has a context.
 pub(crate) fn first_client(
     opened: OpenedDriver,
     output: ProgramOutput,
     link: Arc<Link>,
 ) -> Result<Client, OpenError> {
-    let settings = LinkSettings::from_env()?;
-    let client = Gpus::new(opened, settings).and_then(|gpus| Client::new(Arc::new(gpus), output, link));
-    client.map_err(OpenError::Context)
+    let gpus = serve::open_gpus(opened)?;
+    Client::new(Arc::new(gpus), output, link).map_err(OpenError::Context)
 }
 
 pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {

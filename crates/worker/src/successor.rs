@@ -3,7 +3,7 @@
 //! A process that has used a GPU gives all of it back only when its program ends, and one whose context has failed can
 //! make no other. Who watches the process, and who holds the other ends of its sockets, sees no end.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Error, Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -11,13 +11,17 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use rekindle_protocol::spawn::Spawned;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+/// This program.
+const OWN: &str = "/proc/self/exe";
 
 /// Starts again with this argument, the descriptors of these numbers, and what is to be known. Returns only if that does
 /// not work, with the reason.
 pub(crate) fn start_again(argument: &str, known: &impl Serialize, descriptors: &[RawFd]) -> Error {
-    let text = match serde_json::to_vec(known).map_err(Error::from).and_then(|text| memory_file(&[&text])) {
+    let text = match encoded(known) {
         Ok(text) => text,
         Err(error) => return error,
     };
@@ -25,9 +29,28 @@ pub(crate) fn start_again(argument: &str, known: &impl Serialize, descriptors: &
         // SAFETY: sets a flag of an open descriptor of ours.
         unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
     }
+    let [name, words @ ..] = command(argument, &text);
+    Command::new(OWN).arg0(name).args(words).exec()
+}
+
+/// As [`start_again`], in a process of its own, which is a child of this one.
+pub(crate) fn start_beside(
+    argument: &str,
+    known: &impl Serialize,
+    descriptors: &[RawFd],
+) -> std::io::Result<Spawned> {
+    let text = encoded(known)?;
+    let passed = [descriptors, &[text.as_raw_fd()]].concat();
+    Spawned::start_at(OWN.as_ref(), &command(argument, &text), &passed)
+}
+
+fn command(argument: &str, text: &File) -> [OsString; 4] {
     let name = std::env::args_os().next().unwrap_or_default();
-    let number = text.as_raw_fd().to_string();
-    Command::new("/proc/self/exe").arg0(name).args(["worker", argument, &number]).exec()
+    [name, "worker".into(), argument.into(), text.as_raw_fd().to_string().into()]
+}
+
+fn encoded(known: &impl Serialize) -> std::io::Result<File> {
+    memory_file(&[&serde_json::to_vec(known)?])
 }
 
 /// A file in memory with these contents, to be read from its start.

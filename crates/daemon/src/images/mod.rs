@@ -1,6 +1,7 @@
 //! What the daemon puts into images, and checks before it acts on it.
 
 pub mod checked_files;
+pub mod code;
 pub mod cpu_images;
 pub mod cpu_pages;
 pub mod declared;

@@ -40,6 +40,7 @@ use crate::sandboxes::Sandbox;
 use crate::sandboxes::asleep::forget;
 use crate::sandboxes::record::{Moving, MovingProcess};
 use crate::sandboxes::traces::Tracing;
+use crate::sandboxes::workers::WorkerTake;
 use crate::timeline::{GPU, Timeline};
 use crate::workers::{Worker, gpu_half};
 
@@ -159,7 +160,8 @@ fn take_workers(
         let taken = daemon
             .pool
             .spare(gpu)
-            .and_then(|spare| sandbox.take_worker_on(gpu, (Some(spare), source.slice())));
+            .map(|spare| WorkerTake { wanted: Some(spare), slice: source.slice(), ..WorkerTake::default() })
+            .and_then(|take| sandbox.take_worker_on(gpu, take));
         match taken {
             Ok(target) => {
                 target.set_followed(true);

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::PoolTarget;
 
+use super::returned::Former;
 use super::room::{Pressure, Sight};
 use super::size::{Reasons, share_out};
 use super::{Gpu, State, Waiting, WorkerPool};
 use crate::error::{Error, Result};
 use crate::host::gpu::have_in_common;
-use crate::workers::{Worker, WorkerError};
+use crate::workers::{OnEnd, Worker, WorkerError};
 
 /// How often it is looked whether there is memory for more, and still is for those there are.
 const LOOK: Duration = Duration::from_secs(5);
@@ -46,7 +47,8 @@ impl WorkerPool {
             let mut begins = may_start && put_off.is_none() && waiting.iter().all(|one| one.ready);
             let (mut kept, mut new, mut looks_again) = (Vec::new(), None, false);
             for (gpu, (wanted, reasons)) in gpus.iter_mut().zip(shares.into_iter().zip(reasons)) {
-                let have = waiting.iter().filter(|one| one.gpu == gpu.name).count();
+                let is_new = |one: &Waiting| one.gpu == gpu.name && one.former.is_none();
+                let have = waiting.iter().filter(|one| is_new(one)).count();
                 let memory = sights.get(&gpu.name).copied().unwrap_or(Sight::Unclear);
                 let is_held = holds.iter().any(|held| have_in_common(held, &gpu.name));
                 gpu.gave_up &= is_held || !memory.is_ample();
@@ -54,8 +56,13 @@ impl WorkerPool {
                 let allowed = pressure.allows(wanted, have, reasons.least);
                 gpu.is_short = allowed < wanted;
                 looks_again |= gpu.is_short || have > reasons.least;
-                let found: Vec<Waiting> =
-                    waiting.extract_if(.., |one| one.gpu == gpu.name).take(allowed).collect();
+                let found: Vec<Waiting> = waiting.extract_if(.., |one| is_new(one)).take(allowed).collect();
+                let stays = |one: &Waiting| {
+                    one.gpu == gpu.name
+                        && !gpu.gave_up
+                        && one.former.as_ref().is_some_and(|former| former.until() > now)
+                };
+                kept.extend(waiting.extract_if(.., |one| stays(one)));
                 let is_missing = found.len() < allowed;
                 if !is_missing && found.iter().all(|one| one.ready) {
                     gpu.demand.is_whole();
@@ -65,14 +72,15 @@ impl WorkerPool {
                     match self.start(&gpu.name) {
                         Ok(worker) => {
                             new = Some(worker.clone());
-                            kept.push(Waiting { gpu: gpu.name.clone(), worker, ready: false });
+                            kept.push(Waiting { gpu: gpu.name.clone(), worker, ready: false, former: None });
                         }
                         Err(error) => log::warn!("no worker waits for {}: {error}", gpu.name),
                     }
                 }
             }
             let changes = gpus.iter().filter_map(|gpu| gpu.demand.next_change(self.size.window));
-            let next = changes.chain(looks_again.then(|| now + LOOK)).chain(put_off).min();
+            let returned = kept.iter().filter_map(|one| one.former.as_ref()).map(Former::until);
+            let next = changes.chain(looks_again.then(|| now + LOOK)).chain(put_off).chain(returned).min();
             let surplus = std::mem::replace(waiting, kept);
             self.settle_at(&mut state, next);
             (new, surplus)
@@ -101,7 +109,7 @@ impl WorkerPool {
     }
 
     /// Has it looked then whether all is as it is to be, or earlier.
-    fn settle_at(self: &Arc<WorkerPool>, state: &mut State, at: Option<Instant>) {
+    pub(super) fn settle_at(self: &Arc<WorkerPool>, state: &mut State, at: Option<Instant>) {
         let Some(at) = at.filter(|at| state.next.is_none_or(|next| *at < next)) else { return };
         state.next = Some(at);
         let pool = Arc::downgrade(self);
@@ -134,13 +142,17 @@ impl WorkerPool {
     }
 
     fn start(self: &Arc<WorkerPool>, gpu: &str) -> Result<Arc<Worker>> {
+        self.spares.start(gpu, self.on_end())
+    }
+
+    /// What is done when one ends that waits.
+    pub(super) fn on_end(self: &Arc<WorkerPool>) -> OnEnd {
         let pool: Weak<WorkerPool> = Arc::downgrade(self);
-        let on_end = move |worker: &Worker| {
+        Box::new(move |worker: &Worker| {
             if let Some(pool) = pool.upgrade() {
                 pool.lost(worker);
             }
-        };
-        self.spares.start(gpu, Box::new(on_end))
+        })
     }
 
     fn get_ready(self: &Arc<WorkerPool>, worker: &Arc<Worker>) {

@@ -2,8 +2,8 @@
 //!
 //! Opening a GPU takes longer than most of a restore, so it is done before anyone asks. For each GPU that was used last
 //! some workers wait: as many as [were taken at once](demand) of late, or as there are programs asleep for which a context
-//! is kept, as far as there is [memory](room). One that a sandbox takes is its own from then on and never comes back. Its
-//! place is [filled](fill) once the sandbox runs and nobody [loads](loads). Who finds none ready takes the one that is to be
+//! is kept, as far as there is [memory](room). One that a sandbox takes is its own from then on; when its
+//! program has ended it may [come back](returned). Its place is [filled](fill) once the sandbox runs and nobody [loads](loads). Who finds none ready takes the one that is to be
 //! ready next.
 //!
 //! Waiting workers end with the daemon; whatever kills it closes their connection.
@@ -11,6 +11,7 @@
 mod demand;
 mod fill;
 mod loads;
+mod returned;
 mod room;
 mod size;
 
@@ -28,9 +29,11 @@ use crate::error::Result;
 use crate::workers::{Address, OnEnd, Purpose, Spares, Start, Worker};
 use demand::{Demand, Peaks};
 use loads::Loads;
+use returned::Former;
 use size::Reasons;
 
 pub use loads::Load;
+pub use returned::Owner;
 pub use room::HeldRoom;
 pub use size::PoolSize;
 
@@ -103,6 +106,15 @@ struct Waiting {
     gpu: String,
     worker: Arc<Worker>,
     ready: bool,
+    /// Whom it has served, if it has.
+    former: Option<Former>,
+}
+
+/// For whom a worker is taken.
+pub struct Taker {
+    pub owner: Owner,
+    /// It gets along with a worker that has served its owner before.
+    pub shares_past: bool,
 }
 
 impl WorkerPool {
@@ -118,20 +130,26 @@ impl WorkerPool {
         Arc::new(WorkerPool { program, size, spares, caches, contexts, state, settling })
     }
 
-    /// A worker for a sandbox: this one, if it lives, else one that waits ready or is soon to, else a new one.
+    /// A worker for a sandbox: this one, if it lives, else one that waits ready or is soon to, else a new one. It comes back
+    /// when its program has ended, if it can.
     pub fn worker(
         self: &Arc<WorkerPool>,
         gpu: &str,
-        wanted: Option<Arc<Worker>>,
+        (wanted, taker): (Option<Arc<Worker>>, Taker),
         address: Address,
         output: &Path,
         on_end: impl Fn() -> OnEnd,
     ) -> Result<Arc<Worker>> {
         self.note_use(gpu);
-        let mut next = wanted.filter(|worker| worker.ended().is_none()).or_else(|| self.take(gpu));
+        let may_return = |taken: Arc<Worker>| {
+            self.expect_back(&taken, gpu, taker.owner.clone());
+            self.note_given(gpu, taken)
+        };
+        let wanted = wanted.filter(|worker| worker.ended().is_none());
+        let mut next = wanted.or_else(|| self.take(gpu, taker.shares_past.then_some(&taker.owner)));
         while let Some(spare) = next {
             match spare.take(address.clone(), output, on_end()) {
-                Ok(()) => return Ok(self.note_given(gpu, spare)),
+                Ok(()) => return Ok(may_return(spare)),
                 Err(error) => {
                     log::warn!("a waiting worker could not be taken: {error}");
                     spare.shut_down();
@@ -142,12 +160,12 @@ impl WorkerPool {
         let (data, links) = (self.spares.data(), self.spares.links());
         let (program, purpose) = (&*self.program, Purpose::Program);
         let start = Start { program, address, gpu, output, purpose, data, links };
-        Worker::start(&start, on_end()).map(|worker| self.note_given(gpu, worker))
+        Worker::start(&start, on_end()).map(may_return)
     }
 
     /// A worker that has what it copies through ready before anybody takes it: one that waits, or a new one.
     pub fn spare(&self, gpu: &str) -> Result<Arc<Worker>> {
-        self.take(gpu).map_or_else(|| self.spares.start(gpu, Box::new(|_| ())), Ok)
+        self.take(gpu, None).map_or_else(|| self.spares.start(gpu, Box::new(|_| ())), Ok)
     }
 
     /// Has workers wait for this GPU from now on.
@@ -210,6 +228,7 @@ impl WorkerPool {
             gpu: one.gpu.clone(),
             pid: one.worker.pid(),
             ready: one.ready && one.worker.ended().is_none(),
+            returned: one.former.is_some(),
         };
         self.lock().waiting.iter().map(shown).collect()
     }
@@ -247,19 +266,28 @@ impl WorkerPool {
         worker
     }
 
-    /// One that waits, if one does. It counts what is taken, whether there was one or not.
-    fn take(&self, gpu: &str) -> Option<Arc<Worker>> {
+    /// One that waits, if one does: first of all one that has served this owner before. It counts what is taken, whether there
+    /// was one or not.
+    fn take(&self, gpu: &str, owner: Option<&Owner>) -> Option<Arc<Worker>> {
         let now = Instant::now();
         self.lock().gpus.iter_mut().filter(|one| one.name == gpu).for_each(|gpu| gpu.demand.took(now));
-        self.pick(gpu)
+        owner.and_then(|owner| self.pick_returned(gpu, owner)).or_else(|| self.pick(gpu))
     }
 
     fn pick(&self, gpu: &str) -> Option<Arc<Worker>> {
         let waiting = &mut self.lock().waiting;
-        let is_good = |one: &Waiting| one.worker.ended().is_none() && one.gpu == gpu;
+        let is_good = |one: &Waiting| one.worker.ended().is_none() && one.gpu == gpu && one.former.is_none();
         let ready = waiting.iter().position(|one| one.ready && is_good(one));
         let at = ready.or_else(|| waiting.iter().position(is_good))?;
         Some(waiting.remove(at).worker)
+    }
+
+    /// One that has served this owner before, the last one first.
+    fn pick_returned(&self, gpu: &str, owner: &Owner) -> Option<Arc<Worker>> {
+        let waiting = &mut self.lock().waiting;
+        let is_his = |one: &Waiting| one.former.as_ref().is_some_and(|former| former.is_of(owner));
+        let is_good = |one: &Waiting| one.worker.ended().is_none() && one.gpu == gpu && is_his(one);
+        Some(waiting.remove(waiting.iter().rposition(is_good)?).worker)
     }
 
     /// Has it know the caches, for as long as it waits.

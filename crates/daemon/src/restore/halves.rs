@@ -23,8 +23,9 @@ use super::{Attempt, join, load_order};
 use crate::caches::CacheLease;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::images::preflight;
+use crate::images::{code, preflight};
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::workers::WorkerTake;
 use crate::timeline::{CPU, GPU, PINNED};
 use crate::workers::{Worker, gpu_half};
 
@@ -100,8 +101,11 @@ impl<'a> Attempt<'a> {
         self.sandbox.note_image(clients.len());
         let slices = self.metadata.all_slices();
         let slice = |number| slices.get(number).copied().flatten();
-        let take =
-            |number| self.timeline.time("take a worker", || self.sandbox.take_worker_at(slice(number)));
+        let (gpu, shares_past) = (self.sandbox.record().gpu, code::shares_past(self.image));
+        let take = |number| {
+            let take = WorkerTake { wanted: None, slice: slice(number), shares_past };
+            self.timeline.time("take a worker", || self.sandbox.take_worker_on(&gpu, take))
+        };
         let mut order: Vec<usize> = (0..clients.len().max(1)).collect();
         let bytes = |client: &Quiesced| self.image.half_gpu_bytes(client.process);
         order.sort_by_cached_key(|number| Reverse(clients.get(*number).map_or(0, bytes)));

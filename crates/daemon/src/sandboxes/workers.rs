@@ -14,7 +14,7 @@ use crate::contexts::Share;
 use crate::error::Result;
 use crate::fault;
 use crate::host::process::is_alive;
-use crate::pool::WorkerPool;
+use crate::pool::{Taker, WorkerPool};
 use crate::sandboxes::SandboxError;
 use crate::sandboxes::record::{Record, WorkerRecord};
 use crate::workers::{Address, OnEnd, OnLoss, Worker};
@@ -41,6 +41,17 @@ impl Workers {
         self.closed = true;
         std::mem::take(&mut self.all)
     }
+}
+
+/// Which worker a sandbox takes.
+#[derive(Default)]
+pub struct WorkerTake {
+    /// This one, if it lives.
+    pub wanted: Option<Arc<Worker>>,
+    /// Its process keeps to these addresses, whether it shares contexts now or not.
+    pub slice: Option<Slice>,
+    /// It may be one that has served a program before: nothing that the program knows depends on what was loaded in its context.
+    pub shares_past: bool,
 }
 
 impl Sandbox {
@@ -96,19 +107,19 @@ impl Sandbox {
     /// As [`Sandbox::start_worker`], for a caller that is to [note](Sandbox::note_workers) it beside other work: a file system
     /// may take longer to replace a record than all else. It is the `wanted` one, if that lives.
     pub fn take_worker(self: &Arc<Sandbox>, wanted: Option<Arc<Worker>>) -> Result<Arc<Worker>> {
-        self.take_worker_on(&self.record().gpu, (wanted, None))
+        self.take_worker_on(&self.record().gpu, WorkerTake { wanted, ..WorkerTake::default() })
     }
 
     /// As [`Sandbox::take_worker`], of a process that keeps to these addresses, whether it shares contexts now or not.
     pub fn take_worker_at(self: &Arc<Sandbox>, slice: Option<Slice>) -> Result<Arc<Worker>> {
-        self.take_worker_on(&self.record().gpu, (None, slice))
+        self.take_worker_on(&self.record().gpu, WorkerTake { slice, ..WorkerTake::default() })
     }
 
     /// As [`Sandbox::take_worker`] and [`Sandbox::take_worker_at`], on this GPU.
     pub fn take_worker_on(
         self: &Arc<Sandbox>,
         gpu: &str,
-        (wanted, slice): (Option<Arc<Worker>>, Option<Slice>),
+        WorkerTake { wanted, slice, shares_past }: WorkerTake,
     ) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         if workers.closed {
@@ -135,7 +146,10 @@ impl Sandbox {
                 let share = Share { slices, ..share };
                 self.pool.contexts.admit(gpu, &share, address, || self.on_shared_worker())?
             }
-            None => self.pool.worker(gpu, wanted, address, &self.log, || self.on_worker_end())?,
+            None => {
+                let taker = Taker { owner: self.record().service_tenant.clone(), shares_past };
+                self.pool.worker(gpu, (wanted, taker), address, &self.log, || self.on_worker_end())?
+            }
         };
         worker.set_owner(self.record().owner(), gpu);
         slice.into_iter().for_each(|slice| worker.set_slice(slice));

@@ -12,8 +12,9 @@
 //!
 //! What sleeps can go on to a lower level ([`descend`]).
 //!
-//! The CPU half goes on running; only what needs the GPU waits. The worker's process stays as a keeper of the client's
-//! socket (and, at level `gpu`, of descriptors of the memory), so that a sleeping program outlives the daemon. The record
+//! The CPU half goes on running; only what needs the GPU waits. In the worker's place a keeper stays, of the client's
+//! socket (and, at level `gpu`, of descriptors of the memory), so that a sleeping program outlives the daemon: its process, or
+//! another one, if its context is to serve another program. The record
 //! says `asleep` from before the worker lets go until after the next one has taken over: [`crate::sleep::wake::settle`] tells
 //! which of the two was reached when a daemon died in between. The record names the next worker before the keeper ends.
 
@@ -168,10 +169,12 @@ fn let_go(workers: &[Arc<Worker>]) -> Result<()> {
     drop(word);
     gpu_half::each(workers, |worker| {
         let began = Instant::now();
+        // Whoever is there next does not know this connection.
+        worker.hang_up();
         while began.elapsed() < KEEPER_LIMIT {
-            // The first connection ends with what the process was before.
             match worker.status() {
-                Ok(status) if status.asleep => return Ok(()),
+                // One that goes on elsewhere gives the GPU's memory back before it says so.
+                Ok(status) if status.asleep && !worker.is_awaited() => return Ok(()),
                 Err(error) if worker.ended().is_some() => return Err(error),
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }

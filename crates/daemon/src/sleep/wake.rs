@@ -19,11 +19,11 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::host::process::is_alive;
-use crate::images::preflight;
-use crate::images::{ImageError, no_memory};
+use crate::images::{ImageError, code, no_memory, preflight};
 use crate::reply::Reply;
 use crate::sandboxes::asleep::{SleepingGpu, SleepingProcess, forget};
 use crate::sandboxes::traces::Tracing;
+use crate::sandboxes::workers::WorkerTake;
 use crate::sandboxes::{Operation, Sandbox, SandboxError};
 use crate::sleep::descend::keepers_let_go;
 use crate::sleep::{SleepError, report, word};
@@ -175,7 +175,8 @@ pub(super) fn sleepers(
         let taken = image.half(process.client.process).map_err(Error::from).and_then(|image| {
             let slice = keeper.as_ref().and_then(|keeper| keeper.slice());
             let worker = timeline.time("take a worker", || {
-                sandbox.take_worker_on(&sandbox.record().gpu, (sandbox.take_waker(), slice))
+                let (wanted, shares_past) = (sandbox.take_waker(), code::shares_past(&image));
+                sandbox.take_worker_on(&sandbox.record().gpu, WorkerTake { wanted, slice, shares_past })
             })?;
             Ok((image, worker))
         });

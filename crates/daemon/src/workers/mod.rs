@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
@@ -28,6 +28,7 @@ mod connection;
 mod error;
 pub mod gpu_half;
 pub mod leaving;
+mod returning;
 mod spares;
 mod start;
 mod takeover;
@@ -35,6 +36,7 @@ mod takeover;
 use connection::Connection;
 pub use error::WorkerError;
 use leaving::Leaving;
+use returning::WorkerProcess;
 pub use spares::Spares;
 pub use start::{Purpose, Start};
 pub use takeover::TakeoverState;
@@ -100,6 +102,10 @@ pub struct Worker {
     leaving: Mutex<Option<Leaving>>,
     /// What another one would go on from, if its loss is mended.
     held: Mutex<Option<Arc<TakeoverState>>>,
+    /// Its process, if this daemon has started that.
+    process: Mutex<Weak<WorkerProcess>>,
+    /// It is waited for that it comes back.
+    awaited: AtomicBool,
 }
 
 impl Worker {
@@ -206,6 +212,8 @@ impl Worker {
             slice: OnceLock::new(),
             leaving: Mutex::new(None),
             held: Mutex::new(None),
+            process: Mutex::default(),
+            awaited: AtomicBool::new(false),
         }
     }
 
@@ -363,6 +371,11 @@ impl Worker {
         }
     }
 
+    /// Its next question comes by a new connection.
+    pub fn hang_up(&self) {
+        *self.lock() = None;
+    }
+
     /// Waits until the worker listens: it has then understood how it was started.
     pub fn check_start(&self) -> Result<()> {
         self.connect().map(drop)
@@ -418,6 +431,10 @@ impl Worker {
         }
         self.leaves();
         let asked = self.ask_within("shut down", ask::Shutdown {}, &[], Some(Duration::from_secs(5)));
+        let began = Instant::now();
+        while asked.is_err() && self.ended().is_none() && began.elapsed() < END_NOTICE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if asked.is_err() && self.ended().is_none() && self.pid() > 0 && !self.shared {
             let _ = nix::sys::signal::kill(
                 nix::unistd::Pid::from_raw(self.pid()),

@@ -25,14 +25,9 @@ impl Spares {
         Arc::new(spares)
     }
 
-    /// Starts one on this GPU. What it leaves is removed when it ends while nobody has it, before `on_end`.
+    /// Starts one on this GPU.
     pub fn start(&self, gpu: &str, on_end: OnEnd) -> Result<Arc<Worker>> {
-        let directory = self.paths.pool();
-        private_directory(&directory, true)?;
-        let id = self.paths.new_id()?;
-        let log = self.paths.logs().join(format!("{LOG_STEM}{id}.log"));
-        let address = Address { number: 0, socket: directory.join(format!("{id}.sock")), log };
-        let left = [address.socket.clone(), address.log.clone()];
+        let (address, on_end) = self.place(on_end)?;
         let start = Start {
             program: &self.program,
             address,
@@ -42,13 +37,24 @@ impl Spares {
             data: self.data(),
             links: self.links(),
         };
+        Worker::start(&start, on_end)
+    }
+
+    /// A place for one. What it leaves there is removed when it ends while nobody has it, before `on_end`.
+    pub fn place(&self, on_end: OnEnd) -> Result<(Address, OnEnd)> {
+        let directory = self.paths.pool();
+        private_directory(&directory, true)?;
+        let id = self.paths.new_id()?;
+        let log = self.paths.logs().join(format!("{LOG_STEM}{id}.log"));
+        let address = Address { number: 0, socket: directory.join(format!("{id}.sock")), log };
+        let left = [address.socket.clone(), address.log.clone()];
         let on_end: OnEnd = Box::new(move |worker| {
             for path in left {
                 let _ = std::fs::remove_file(path);
             }
             on_end(worker);
         });
-        Worker::start(&start, on_end)
+        Ok((address, on_end))
     }
 
     /// Where workers find the memory daemon.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rekindle_protocol::data::SOCKET_VARIABLE;
 use rekindle_protocol::worker::LINKS_VARIABLE;
 
+use super::returning::WorkerProcess;
 use super::{Address, ENDED, OnEnd, Worker, append};
 use crate::error::{Error, Result};
 
@@ -47,7 +48,6 @@ impl Worker {
         let _ = std::fs::remove_file(&start.address.socket);
         let mut command = Command::new(start.program);
         command.arg("worker").arg("--listen").arg(&start.address.socket).arg("--gpu").arg(start.gpu);
-        let spare = matches!(start.purpose, Purpose::Spare);
         match start.purpose {
             Purpose::Program => {}
             Purpose::Spare => drop(command.arg("--spare")),
@@ -59,7 +59,7 @@ impl Worker {
             .env(SOCKET_VARIABLE, &start.data)
             .env(LINKS_VARIABLE, &start.links)
             .current_dir("/")
-            .stdin(if spare { Stdio::piped() } else { Stdio::null() })
+            .stdin(Stdio::piped())
             .stdout(append(start.output)?)
             .stderr(append(&start.address.log)?)
             .process_group(0)
@@ -68,8 +68,8 @@ impl Worker {
         let mut worker = Worker::new(start.address.clone(), child.id() as i32, None, on_end);
         worker.starting = true;
         let worker = Arc::new(worker);
-        let watched = worker.clone();
-        // Open for as long as this daemon lives, which tells a spare worker that it does.
+        let process = WorkerProcess::of(&worker);
+        // Open for as long as this daemon lives, which tells a worker that waits that it does.
         let sign_of_life = child.stdin.take();
         std::thread::spawn(move || {
             let _sign_of_life = sign_of_life;
@@ -77,7 +77,7 @@ impl Worker {
                 Ok(status) => describe(status),
                 Err(error) => format!("it could not be waited for: {error}"),
             };
-            watched.note_end(how);
+            process.note_end(how);
         });
         Ok(worker)
     }

@@ -250,6 +250,9 @@ pub struct Spare {
     pub pid: i32,
     /// Its context is there.
     pub ready: bool,
+    /// It has served a program, and waits for the next one of the same tenant.
+    #[serde(default)]
+    pub returned: bool,
 }
 
 /// How many workers are to wait for a GPU and why, as `rekindle ps --json` prints it: the most of the reasons, as far as

@@ -51,6 +51,13 @@ requests! {
     /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
     /// outlives the daemon. Answered by its state.
     Take {} => Status;
+    /// With a descriptor: when the program has ended, and all that it had can be given back so that the context is as it was
+    /// before, wait as a spare worker that listens and logs here, and say so there ([`Departure`](super::Departure)). It does so
+    /// too when the program falls asleep. Otherwise, and without this, the worker ends with its program.
+    ServeAnother {
+        socket: String,
+        log: String,
+    } => ();
     /// Make the contents of this image, which lies in memory of the host, known to the GPU, for the next `Restore`. Goes on
     /// after the answer.
     Register {

@@ -25,8 +25,8 @@ pub use helper::exec_main;
 use crate::error::{Error, Result};
 use crate::message::NotStarted;
 use crate::process::Handle;
-use crate::spawn::Spawned;
 use crate::wire::Channel;
+use rekindle_protocol::spawn::Spawned;
 
 /// The argument with which the helper is run.
 pub const EXEC_ARGUMENT: &str = "sandbox-exec";

@@ -150,8 +150,21 @@ impl Client {
         })
     }
 
+    /// Why its context cannot be as it was before it when all that it has is given back: what other processes have too is not its
+    /// alone to give.
+    pub(crate) fn lasting_trace(&self) -> Option<&'static str> {
+        let is = |found: bool, what| found.then_some(what);
+        is(self.mended, "a fault of it was mended")
+            .or_else(|| is(self.link.is_handed_over(), "the program has gone on elsewhere"))
+            .or_else(|| is(self.ipc.is_used(), "other processes had its memory"))
+            .or_else(|| is(self.exchange.is_busy(), "it had arrays that others handed on"))
+            .or_else(|| is(!self.recordings.is_empty(), "it was capturing a graph"))
+            .or_else(|| is(self.shadow.is_some(), "an image of it was being written"))
+            .or_else(|| self.gpus.lasting_trace())
+    }
+
     /// Frees everything that the program has on a device.
-    pub(super) fn reset_context(&mut self, request: ContextReset) -> Result<()> {
+    pub(crate) fn reset_context(&mut self, request: ContextReset) -> Result<()> {
         let index = usize::from(request.device);
         self.bind(index)?;
         let device = self.context(index)?.device.clone();

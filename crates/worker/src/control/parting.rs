@@ -136,7 +136,7 @@ impl Control {
     }
 
     /// What the client says is for the other worker; nothing of it is half read.
-    fn hear_no_more(&self) {
+    pub(super) fn hear_no_more(&self) {
         let conversations = self.conversations.clone();
         let _turn = conversations.client();
         self.link.set_parted(true);

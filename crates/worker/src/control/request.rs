@@ -15,6 +15,7 @@ use super::{Control, ControlError, Kind, is_closed};
 use crate::dispatch::{DispatchError, Dispatcher};
 use crate::image::{self, Loading};
 use crate::ondemand;
+use crate::succession::NextPlace;
 
 /// What a request is answered with, to be sent with descriptors.
 pub(crate) type Answer = Box<dyn FnOnce(&UnixStream, u64, &[BorrowedFd<'_>]) -> Result<(), FrameError>>;
@@ -40,6 +41,12 @@ impl Control {
             Request::Take(_) => {
                 self.take(descriptors)?;
                 self.status().map(answer::<ask::Take>)
+            }
+            Request::ServeAnother(ask::ServeAnother { socket, log }) => {
+                let word = descriptors.into_iter().next().ok_or("no descriptor to say it by came along")?;
+                let next = NextPlace { socket: socket.into(), log: log.into(), word: word.into() };
+                self.succession.ask_for(next);
+                Ok(answer::<ask::ServeAnother>(()))
             }
             Request::Register(ask::Register { image }) => self
                 .work(stream, move |dispatcher, _| image::register(dispatcher, image.as_ref()))

@@ -13,8 +13,10 @@ use super::block::{Blocks, Preparing, Registered};
 /// do, [`BlockPool::unpin_some`], and what shared contexts leave stays for ever, one of each size.
 #[derive(Default)]
 pub(crate) struct BlockPool {
-    /// What registers for contexts that several clients have, whichever of them asks.
-    shared: Option<Arc<dyn Device>>,
+    /// What registers, whoever asks: memory outlives those who have it.
+    registrar: Option<Arc<dyn Device>>,
+    /// Several clients have its contexts at once.
+    is_shared: bool,
     kept: Mutex<Kept>,
 }
 
@@ -26,9 +28,14 @@ struct Kept {
 }
 
 impl BlockPool {
+    /// For contexts that one client has at a time.
+    pub(crate) fn own(device: Arc<dyn Device>) -> Arc<BlockPool> {
+        Arc::new(BlockPool { registrar: Some(device), ..BlockPool::default() })
+    }
+
     /// For contexts that several clients have.
     pub(crate) fn shared(device: Arc<dyn Device>) -> Arc<BlockPool> {
-        Arc::new(BlockPool { shared: Some(device), ..BlockPool::default() })
+        Arc::new(BlockPool { registrar: Some(device), is_shared: true, ..BlockPool::default() })
     }
 
     /// What is there, or is begun to be made on a thread of its own. It comes back afterwards.
@@ -43,7 +50,7 @@ impl BlockPool {
             let found = ready.iter().position(|memory| memory.is_like(block, count));
             found.map(|at| ready.remove(at))
         };
-        let (block_pool, device) = (self.clone(), self.shared.clone().unwrap_or(device));
+        let (block_pool, device) = (self.clone(), self.registrar.clone().unwrap_or(device));
         match kept {
             Some(memory) => Preparing::Ready(Blocks::of(memory, block_pool)),
             None => Preparing::Begun(std::thread::spawn(move || {
@@ -65,7 +72,7 @@ impl BlockPool {
     /// What there is no room for comes back.
     pub(super) fn put(&self, memory: Registered) -> Option<Registered> {
         let ready = &mut self.kept().ready;
-        if self.shared.is_some() && ready.iter().any(|other| memory.has_the_size_of(other)) {
+        if self.is_shared && ready.iter().any(|other| memory.has_the_size_of(other)) {
             return Some(memory);
         }
         ready.push(memory);

@@ -70,12 +70,6 @@ impl Ipc {
         self.service.is_some() || !self.imports.is_empty() || !self.others.is_empty() || has_physical
     }
 
-    /// All that is left once nobody is answered any more.
-    pub(crate) fn end(&mut self) -> Ipc {
-        self.stop();
-        std::mem::take(self)
-    }
-
     /// The program goes on with this worker: others find it, though another one was to take its place.
     pub(crate) fn be_found(&self) {
         if let Some(Err(error)) = self.service.as_ref().map(|service| service.take_name_back()) {

@@ -13,12 +13,11 @@ use rekindle_cuda::CuResult;
 use rekindle_device::Slice;
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::worker::{Message, Portion, Request, ShareMemory, Sharing, ask};
-use rekindle_ring::{Board, BoardMapping, Ring};
 
 use super::{Common, PortionError};
 use crate::client::Client;
 use crate::control::{self, Answer, Control, Kind, Watchers, answer, refuse};
-use crate::dispatch::{Dispatcher, Ended, Inbox, Outliving, remote};
+use crate::dispatch::{Dispatcher, Ended, Inbox, Mappings, Outliving, remote};
 use crate::gpu::{OpenError, OpenedDriver};
 use crate::gpus::Gpus;
 use crate::link::Link;
@@ -309,14 +308,13 @@ impl Served {
             tell(&watchers);
             while !gpus.close(END_LIMIT) {}
         }
-        let rings: Vec<_> = dispatcher.client.threads.iter().map(|thread| thread.ring).collect();
-        let board = dispatcher.client.board;
+        let mappings = Mappings::of(&dispatcher.client);
         drop(dispatcher);
         host.forget(slice);
         tell(&watchers);
         if control.join().is_ok() {
             // SAFETY: all that had them has ended: the dispatcher, and the threads that listen to the client and the daemon.
-            unsafe { unmap(rings, board) };
+            unsafe { mappings.unmap() };
         }
     }
 }
@@ -324,17 +322,4 @@ impl Served {
 /// Closes what is to tell of the client's end.
 fn tell(watchers: &Mutex<Vec<OwnedFd>>) {
     watchers.lock().unwrap_or_else(PoisonError::into_inner).clear();
-}
-
-/// # Safety
-/// Nobody uses them any more.
-unsafe fn unmap(rings: Vec<Ring>, board: Option<&'static Board>) {
-    for ring in rings {
-        // SAFETY: as the caller promises.
-        unsafe { ring.unmap() };
-    }
-    if let Some(board) = board {
-        // SAFETY: as above.
-        unsafe { BoardMapping::unmap(board) };
-    }
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rekindle_cuda::{CUDA_ERROR_DEINITIALIZED, CuResult};
 use rekindle_device::{Device, Global, Memory, Module, Result, Stream};
 
+use crate::belongings::Belongings;
 use crate::shared::division::Portion;
 use crate::shared::fair_queue::CopyRank;
 use crate::shared::health::Health;
@@ -102,7 +103,9 @@ impl ClientDevice {
         let legacy = device.stream_create(NON_BLOCKING, 0)?;
         let order = device.event_create(UNTIMED)?;
         let computes = Arc::new(Computes::new());
-        let owned = Owned { streams: [(legacy, 0)].into(), events: [order].into(), ..Owned::default() };
+        let belongings =
+            Belongings { streams: [(legacy, 0)].into(), events: [order].into(), ..Belongings::default() };
+        let owned = Owned::new(belongings);
         Ok(Arc::new(ClientDevice {
             lanes: Lanes::new(device.clone(), link, legacy, order, computes.clone()),
             device,

@@ -1,10 +1,10 @@
-//! Starting a process from a daemon with many threads and much memory.
+//! Starting a process from one with many threads and much memory.
 //!
 //! `fork` copies the tables of all memory, under a lock that every thread of the process needs that touches memory for the
 //! first time or starts another thread, and leaves each page to be copied when it is next written to. `posix_spawn`
 //! lends the memory to the child until that has become another program: only the thread that asks waits.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -22,10 +22,15 @@ pub struct Spawned(Pid);
 impl Spawned {
     /// Starts a program, by its path, with nothing on standard input. The descriptors are passed on under their numbers.
     pub fn start(command: &[OsString], passed: &[RawFd]) -> io::Result<Spawned> {
+        Spawned::start_at(command.first().ok_or(io::ErrorKind::InvalidInput)?, command, passed)
+    }
+
+    /// As [`Spawned::start`], of a program whose path is another one than its first word.
+    pub fn start_at(program: &OsStr, command: &[OsString], passed: &[RawFd]) -> io::Result<Spawned> {
         let text = |bytes: &[u8]| CString::new(bytes).map_err(io::Error::from);
         let arguments =
             command.iter().map(|word| text(word.as_bytes())).collect::<io::Result<Vec<CString>>>()?;
-        let program = arguments.first().ok_or(io::ErrorKind::InvalidInput)?;
+        let program = text(program.as_bytes())?;
         let environment = std::env::vars_os()
             .map(|(name, value)| text(&[name.as_bytes(), b"=", value.as_bytes()].concat()))
             .collect::<io::Result<Vec<CString>>>()?;
@@ -46,6 +51,10 @@ impl Spawned {
             .set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
         let pid = posix_spawn(program.as_c_str(), &actions, &attributes, &arguments, &environment)?;
         Ok(Spawned(pid))
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.0.as_raw()
     }
 
     /// Ends it, if it has not ended.
