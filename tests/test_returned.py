@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 
 import pytest
 from rekindle import Rekindle
@@ -119,6 +120,17 @@ def test_it_ends_with_the_daemon(rekindle):
     # It has a program, and goes on; nobody waits for it behind that.
     rekindle("kill", "second")
     rekindle.wait(lambda: not os.path.exists(f"/proc/{worker}"), "its end")
+
+
+def test_a_worker_serves_32_programs_at_most(rekindle):
+    image(rekindle, "one", sys.executable, SERVER, "one")
+    served = Counter()
+    for turn in range(36):
+        worker = restored(rekindle, "one", f"turn-{turn}")
+        served[worker] += 1
+        rekindle("kill", f"turn-{turn}")
+        rekindle.wait(lambda: worker in returned(rekindle) or not os.path.exists(f"/proc/{worker}"), "what becomes of it")  # noqa: B023
+    assert 20 < max(served.values()) <= 32 and len(served) > 1, served
 
 
 def test_no_tenant_has_a_context_that_another_had():

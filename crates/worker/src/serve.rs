@@ -35,11 +35,15 @@ use crate::{image, ondemand};
 
 /// So long a program's work, and whatever does something for it, may go on after its end without the context going with it.
 const END_LIMIT: Duration = Duration::from_secs(2);
+/// So many programs one process serves at most: each leaves a little of the driver's own in its memory.
+const MOST: u32 = 32;
 /// How often it is looked whether that has ended.
 const LOOK: Duration = Duration::from_micros(200);
 
 /// A program's place: where it is waited for, and who listens there.
 struct Place {
+    /// Of how many this is.
+    number: u32,
     spare: bool,
     remote: Remote,
     inbox: Inbox,
@@ -84,7 +88,7 @@ fn serve_in_turn(
     output: ProgramOutput,
     open: impl FnOnce() -> Result<OpenedDriver, OpenError>,
 ) -> (Ended, Option<Box<Dispatcher>>) {
-    let mut place = match Place::begin(listener, spare) {
+    let mut place = match Place::begin(listener, 1, spare) {
         Ok(place) => place,
         Err(problem) => return (Ended::Failed(problem), None),
     };
@@ -107,7 +111,7 @@ fn serve_in_turn(
             }
         };
         output = ProgramOutput::followed();
-        place = match Place::begin(listener, true) {
+        place = match Place::begin(listener, renewed.number + 1, true) {
             Ok(place) => place,
             Err(problem) => return (Ended::Failed(problem), None),
         };
@@ -121,12 +125,14 @@ pub(crate) fn open_gpus(opened: OpenedDriver) -> Result<Gpus, OpenError> {
 
 /// A context as it was before, and where it is to wait for its next program.
 struct Renewed {
+    /// It has served so many programs.
+    number: u32,
     gpus: Gpus,
     next: NextPlace,
 }
 
 impl Place {
-    fn begin(listener: UnixListener, spare: bool) -> Result<Place, String> {
+    fn begin(listener: UnixListener, number: u32, spare: bool) -> Result<Place, String> {
         let (remote, inbox) = remote();
         let (link, conversations, succession) = (Link::new(), Arc::default(), Arc::default());
         let kind = if spare { Kind::Spare } else { Kind::Alone };
@@ -135,7 +141,7 @@ impl Place {
         let control = control.followed_by(Arc::clone(&succession));
         let control = std::thread::Builder::new().name("control".into()).spawn(move || control.run());
         let control = control.map_err(|error| format!("cannot start a thread: {error}"))?;
-        Ok(Place { spare, remote, inbox, link, conversations, succession, listener, control })
+        Ok(Place { number, spare, remote, inbox, link, conversations, succession, listener, control })
     }
 
     /// The daemon hears why when it asks for something.
@@ -168,7 +174,8 @@ impl Place {
         }
         let ended = dispatcher.run(&self.inbox, again);
         let next = self.succession.take().filter(|_| ended == Ended::Done).filter(|_| {
-            let trace = dispatcher.lasting_trace(END_LIMIT);
+            let is_last = (self.number >= MOST).then_some("it has served many");
+            let trace = is_last.or_else(|| dispatcher.lasting_trace(END_LIMIT));
             trace.iter().for_each(|trace| log::info!("this worker ends with its program: {trace}"));
             trace.is_none()
         });
@@ -186,8 +193,9 @@ impl Place {
             });
             return Err((ended, Some(Box::new(dispatcher))));
         };
+        let number = self.number;
         let gpus = self.clear(dispatcher, gpus).ok_or((Ended::Done, None))?;
-        Ok(Renewed { gpus, next })
+        Ok(Renewed { number, gpus, next })
     }
 
     /// Gives all back that the program has had.
