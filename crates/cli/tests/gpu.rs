@@ -1,6 +1,6 @@
 //! Programs with a GPU: their workers, and what may happen to them.
 
-use crate::harness::{GPU_COUNTER, Rekindle, is_alive, kill, wait};
+use crate::harness::{GPU_COUNTER, Rekindle, kill, wait};
 
 #[test]
 fn a_program_counts_and_ends() {
@@ -9,7 +9,7 @@ fn a_program_counts_and_ends() {
     arguments.extend(GPU_COUNTER);
     arguments.push("5");
     assert_eq!(rekindle.ok(&arguments), "1\n2\n3\n4\n5\n");
-    wait("the worker's end", || rekindle.worker_processes().len() == rekindle.pool(1).len());
+    wait("its worker", || rekindle.worker_processes().into_iter().all(|worker| rekindle.is_done(worker)));
     rekindle.assert_tidy();
 }
 
@@ -51,7 +51,7 @@ fn a_killed_program_leaves_no_worker() {
     rekindle.goes_on("victim");
     let worker = rekindle.workers()[0];
     kill(rekindle.sandbox("victim")["pid"].as_i64().unwrap() as i32, 9);
-    wait("the end of all", || !is_alive(worker) && rekindle.sandbox("victim")["pid"] == 0);
+    wait("the end of all", || rekindle.is_done(worker) && rekindle.sandbox("victim")["pid"] == 0);
     assert_eq!(rekindle.sandbox("victim")["exit_code"], 128 + 9);
     rekindle.assert_tidy();
 }

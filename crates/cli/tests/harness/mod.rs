@@ -253,12 +253,19 @@ impl Rekindle {
             .collect()
     }
 
-    /// The pids of workers that wait ready, once there are so many.
+    /// Whether this worker has no program: it has ended, or waits for the next one.
+    pub fn is_done(&self, worker: i32) -> bool {
+        let pool = self.json(&["ps"])["pool"].take();
+        !is_alive(worker) || pool.as_array().unwrap().iter().any(|spare| spare["pid"] == worker)
+    }
+
+    /// The pids of workers that wait ready and have served nobody, once there are so many.
     pub fn pool(&self, count: usize) -> Vec<i32> {
         let began = Instant::now();
         loop {
             let pool = self.json(&["ps"])["pool"].take();
-            let ready = pool.as_array().unwrap().iter().filter(|spare| spare["ready"] == true);
+            let new = pool.as_array().unwrap().iter().filter(|spare| spare["returned"] == false);
+            let ready = new.filter(|spare| spare["ready"] == true);
             let ready: Vec<i32> = ready.map(|spare| spare["pid"].as_i64().unwrap() as i32).collect();
             if ready.len() == count {
                 return ready;
