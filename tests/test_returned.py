@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 from rekindle import Rekindle
+from test_bad_input import kill_daemon
 from test_features import ALONE, FEATURES
 from test_pool import CONTEXT, MEMORY, new
 from test_services import SERVER, begun, image
@@ -169,6 +170,21 @@ def test_code_that_was_loaded_whole_goes_with_its_context():
         assert restored(rekindle, "image", "again") not in waits
         go.touch()
         assert rekindle.wait_end("again") == ["ok"]
+
+
+def test_nobody_waits_for_a_worker_whose_daemon_is_dead(rekindle):
+    """The next one knows it by its process, which keeps what sleeps."""
+    image(rekindle, "one", sys.executable, SERVER, "one")
+    worker = restored(rekindle, "one", "first")
+    kill_daemon(rekindle)
+    for level in ("gpu", "host"):
+        rekindle("sleep", "first", "--level", level)
+        assert rekindle.sandbox("first")["workers"] == [worker]
+        rekindle("wake", "first")
+        (worker,) = rekindle.sandbox("first")["workers"]
+        kill_daemon(rekindle)
+    rekindle("kill", "first")
+    rekindle.wait(lambda: not os.path.exists(f"/proc/{worker}"), "its end")
 
 
 ENDLESS = f"""

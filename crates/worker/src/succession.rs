@@ -2,10 +2,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{dup2_stderr, dup2_stdout};
 use rekindle_protocol::worker::Departure;
 
@@ -35,13 +37,14 @@ impl Succession {
         self.state().next = Some(next);
     }
 
-    /// The place, if the daemon has asked for that.
+    /// The place, if a daemon has asked for that which is there yet.
     pub(crate) fn take(&self) -> Option<NextPlace> {
-        self.state().next.take()
+        self.state().next.take().filter(NextPlace::is_waited_for)
     }
 
+    /// Whether a daemon waits for it. The next one, if that is dead, knows the worker by its pid alone.
     pub(crate) fn is_asked_for(&self) -> bool {
-        self.state().next.is_some()
+        self.state().next.as_ref().is_some_and(NextPlace::is_waited_for)
     }
 
     /// Nobody at the former place is answered any more, by this process.
@@ -72,6 +75,13 @@ impl Succession {
 }
 
 impl NextPlace {
+    /// Whether anybody has the other end of the pipe.
+    fn is_waited_for(&self) -> bool {
+        let mut entry = [PollFd::new(self.word.as_fd(), PollFlags::empty())];
+        let _ = poll(&mut entry, PollTimeout::ZERO);
+        entry[0].revents().is_none_or(|found| !found.contains(PollFlags::POLLERR))
+    }
+
     /// Listens there and logs there from now on, and says so; the daemon that asked for it is there yet.
     pub(crate) fn enter(self) -> io::Result<UnixListener> {
         let log = OpenOptions::new().append(true).create(true).open(&self.log)?;
