@@ -46,11 +46,12 @@ impl Worker {
     /// then, which leaves unless it is told to [stay](Worker::stay). None if it ends with its program.
     pub fn await_return(self: &Arc<Worker>, place: Address, on_end: OnEnd) -> Result<Option<Arc<Worker>>> {
         let Some(process) = lock(&self.process).upgrade() else { return Ok(None) };
-        let _listening = lock(&process.listening);
         let (said, word) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
             .map_err(|errno| Error::system("make a pipe", std::io::Error::from(errno)))?;
         let [socket, log] = [&place.socket, &place.log].map(|path| text(path));
         self.ask("serve another program later", ask::ServeAnother { socket, log }, &[word.as_fd()])?;
+        // Before that it says nothing, and its end is waited for by who asks something else.
+        let _listening = lock(&process.listening);
         drop(word);
         self.awaited.store(true, Ordering::Release);
         let (mut said, mut returned) = (File::from(said), None);
