@@ -118,11 +118,11 @@ impl Gpus {
 
     /// The same GPU, with its context as it was before a client whose all is gone had it, for the next client; none where it
     /// cannot be that, so that it goes with its process. There is one GPU: what may come between heaps of several is not known.
-    pub(crate) fn renew(self, limit: Duration) -> Option<Gpus> {
+    pub(crate) fn renew(self, until: Instant) -> Option<Gpus> {
         let Source::Own { link, block_pool } = self.source else { return None };
         let [Slot { index, info, context }] = <[Slot; 1]>::try_from(self.slots).ok()?;
         drop(self.basin);
-        let context = renew(context.into_inner()?, limit)?;
+        let context = renew(context.into_inner()?, until)?;
         self.platform.renew_placements();
         Some(Gpus {
             source: Source::Own { link, block_pool },
@@ -425,20 +425,11 @@ impl GpuContext {
 }
 
 /// The context for the next client. Threads of the one before may take a moment to let go of the device.
-fn renew(context: Arc<GpuContext>, limit: Duration) -> Option<GpuContext> {
-    let until = Instant::now() + limit;
+fn renew(context: Arc<GpuContext>, until: Instant) -> Option<GpuContext> {
     let GpuContext { device, info, copies, hasher, link, pressure, noted, view: _ } =
         Arc::into_inner(context)?;
     drop(device);
-    let mut noted = noted?;
-    let noted = loop {
-        match Arc::try_unwrap(noted) {
-            Ok(noted) => break noted,
-            Err(shared) if Instant::now() < until => noted = shared,
-            Err(_) => return None,
-        }
-        std::thread::sleep(LOOK);
-    };
+    let noted = alone(noted?, until)?;
     let raw = noted.lasting_trace().is_none().then(|| noted.give_back())??;
     let noted = NotedDevice::new(raw);
     Some(GpuContext {
@@ -451,6 +442,18 @@ fn renew(context: Arc<GpuContext>, limit: Duration) -> Option<GpuContext> {
         noted: Some(noted),
         view: None,
     })
+}
+
+/// What is shared, once nobody else has it.
+pub(crate) fn alone<T>(mut shared: Arc<T>, until: Instant) -> Option<T> {
+    loop {
+        match Arc::try_unwrap(shared) {
+            Ok(own) => return Some(own),
+            Err(others) if Instant::now() < until => shared = others,
+            Err(_) => return None,
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// What a client is to have of the multiprocessors.

@@ -6,7 +6,7 @@
 //!      └──────── at another place, as a worker that waits ◀─────────────┘
 //! ```
 //!
-//! The second way is gone if the daemon has [asked](Succession) for it, the program has ended well, and the context can be
+//! The second way is taken if the daemon has [asked](Succession) for it, the program has ended well, and the context can be
 //! as it was before ([`NotedDevice`](crate::noted_device::NotedDevice)). Making a context takes a driver long, and ending
 //! one does too, and meanwhile it lets all others of the GPU wait.
 
@@ -25,7 +25,7 @@ use crate::client::Client;
 use crate::control::{Control, Kind};
 use crate::dispatch::{Dispatcher, Ended, Inbox, Mappings, Remote, remote};
 use crate::gpu::{OpenError, OpenedDriver};
-use crate::gpus::Gpus;
+use crate::gpus::{Gpus, alone};
 use crate::link::Link;
 use crate::ondemand::Conversations;
 use crate::printed::ProgramOutput;
@@ -37,8 +37,6 @@ use crate::{image, ondemand};
 const END_LIMIT: Duration = Duration::from_secs(2);
 /// So many programs one process serves at most: each leaves a little of the driver's own in its memory.
 const MOST: u32 = 32;
-/// How often it is looked whether that has ended.
-const LOOK: Duration = Duration::from_micros(200);
 
 /// A program's place: where it is waited for, and who listens there.
 struct Place {
@@ -215,7 +213,8 @@ impl Place {
         client.reset_context(ContextReset { device: 0 }).ok()?;
         let mappings = Mappings::of(client);
         drop(dispatcher);
-        let gpus = gpus_alone(gpus, began)?.renew(END_LIMIT)?;
+        let until = began + END_LIMIT;
+        let gpus = alone(gpus, until)?.renew(until)?;
         let control = self.control;
         std::thread::spawn(move || {
             if control.join().is_ok() {
@@ -225,17 +224,5 @@ impl Place {
         });
         log::info!("all that a program had is given back after {} us", began.elapsed().as_micros());
         Some(gpus)
-    }
-}
-
-/// They themselves, once nobody else has them.
-fn gpus_alone(mut gpus: Arc<Gpus>, since: Instant) -> Option<Gpus> {
-    loop {
-        match Arc::try_unwrap(gpus) {
-            Ok(gpus) => return Some(gpus),
-            Err(shared) if since.elapsed() < END_LIMIT => gpus = shared,
-            Err(_) => return None,
-        }
-        std::thread::sleep(LOOK);
     }
 }
