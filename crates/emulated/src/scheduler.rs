@@ -373,6 +373,8 @@ impl Shared {
 
     /// The life of an engine's thread.
     fn run(self: Arc<Shared>, engine: Engine) {
+        // A GPU's engine does not depend on who used it first.
+        rekindle_parallel::go_as_usual();
         let index = engine as usize;
         let mut watched: Vec<(TaskId, Op)> = Vec::new();
         let mut pause = FIRST_PAUSE;

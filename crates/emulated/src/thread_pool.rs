@@ -106,6 +106,7 @@ impl Offer {
 impl Shared {
     /// The life of a helper.
     fn help(&self) {
+        rekindle_parallel::go_as_usual();
         let mut state = self.state.lock();
         while !state.stopping {
             let Some(offer) = state.offers.front().cloned() else {

@@ -26,6 +26,13 @@ pub fn go_first() {
     give_way(FIRST);
 }
 
+/// Has the calling thread run as the process's first one does, whoever started it. Who gave way stays so where raising a
+/// thread is not allowed.
+pub fn go_as_usual() {
+    // SAFETY: asks how the process's first thread is scheduled.
+    give_way(unsafe { libc::getpriority(libc::PRIO_PROCESS, std::process::id()) });
+}
+
 /// Does something on a thread that gives way.
 pub fn giving_way<T: Send>(nice: i32, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
@@ -124,6 +131,15 @@ mod tests {
         let first = thread::spawn(move || (go_first(), of_its_own()).1).join().unwrap();
         assert!(first == FIRST || first == before);
         assert_eq!(nice(), before);
+    }
+
+    #[test]
+    fn a_thread_goes_as_the_process_does_whoever_started_it() {
+        // SAFETY: asks how this thread is scheduled.
+        let nice = || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        let usual = nice();
+        let of_one_first = move || thread::spawn(move || (go_as_usual(), nice()).1).join().unwrap();
+        assert_eq!(thread::spawn(move || (go_first(), of_one_first()).1).join().unwrap(), usual);
     }
 
     #[test]

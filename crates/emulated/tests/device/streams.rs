@@ -46,6 +46,21 @@ fn a_stream_keeps_its_order_and_calls_do_not_wait() {
 }
 
 #[test]
+fn an_engine_runs_as_the_process_does_whoever_uses_it_first() {
+    let machine = machine("");
+    let gpu = &machine.gpu;
+    // SAFETY: asks how the calling thread is scheduled.
+    let nice = || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    let (usual, (sender, of_the_engine)) = (nice(), mpsc::channel());
+    let first = || {
+        rekindle_parallel::go_first();
+        gpu.host_call(Stream::LEGACY, Box::new(move || sender.send(nice()).unwrap())).unwrap();
+    };
+    std::thread::scope(|scope| scope.spawn(first).join().unwrap());
+    assert_eq!(of_the_engine.recv().unwrap(), usual);
+}
+
+#[test]
 fn the_legacy_stream_orders_blocking_streams_only() {
     let machine = machine("");
     let gpu = &machine.gpu;
