@@ -170,33 +170,42 @@ def test_what_the_kernel_has_of_threads_and_processes(rekindle, native):
         assert any(f"{what} (" in warning for warning in warnings), warnings
 
 
-# Gives two threads a processor each.
+# Gives two threads a processor each; a third one has all.
 PINNED = """
 import os, threading, time
 here = sorted(os.sched_getaffinity(0))
-def stay(cpu):
-    os.sched_setaffinity(0, [cpu])
+def stay(name, cpus):
+    if cpus != here:
+        os.sched_setaffinity(0, cpus)
     while True:
-        os.write(1, f"{cpu} {sorted(os.sched_getaffinity(0))}\\n".encode())
+        os.write(1, f"{name} {sorted(os.sched_getaffinity(0))}\\n".encode())
         time.sleep(0.02)
-for cpu in here[:2]:
-    threading.Thread(target=stay, args=[cpu]).start()
+for name, cpus in ("first", here[:1]), ("second", here[1:2]), ("all", here):
+    threading.Thread(target=stay, args=[name, cpus]).start()
 """
 
 
 def test_each_thread_keeps_its_processors(rekindle):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a machine of one processor")
-    first, second = sorted(os.sched_getaffinity(0))[:2]
-    expected = {f"{cpu} [{cpu}]" for cpu in (first, second)}
+    here = sorted(os.sched_getaffinity(0))
+    expected = {f"first [{here[0]}]", f"second [{here[1]}]", f"all {here}"}
     said = lambda name: set(rekindle.lines(name))
     rekindle.run("pinned", sys.executable, "-c", PINNED)
-    rekindle.wait(lambda: said("pinned") == expected, "both threads to have a processor")
+    rekindle.wait(lambda: said("pinned") == expected, "all threads to have their processors")
+    # While a program is dumped its threads have one processor now and then.
+    for number in range(5):
+        rekindle("checkpoint", "pinned", "--to", f"image-{number}", "--leave-running")
+    before = len(rekindle.lines("pinned"))
+    rekindle.wait_lines("pinned", before + 30)
+    assert said("pinned") == expected
     rekindle("checkpoint", "pinned", "--to", "image", "--stop")
-    assert rekindle.restore("image", "same")["warnings"] == []
-    # Who waits longest for a processor says something too.
-    rekindle.wait(lambda: len(said("same")) > 1, "both threads")
-    assert said("same") == expected
+    for image in "image-0", "image-4", "image":
+        assert rekindle.restore(image, f"of-{image}")["warnings"] == []
+        # Who waits longest for a processor says something too.
+        rekindle.wait(lambda name=f"of-{image}": len(said(name)) > 2, "all threads")
+        assert said(f"of-{image}") == expected
+        rekindle("kill", f"of-{image}")
 
 
 WRITER = """

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-const ASSIST: [&str; 4] = ["in_criu.c", "in_criu_files.c", "in_criu_pages.c", "in_criu_threads.c"];
+const ASSIST: [&str; 5] =
+    ["in_criu.c", "in_criu_files.c", "in_criu_pages.c", "in_criu_sockets.c", "in_criu_threads.c"];
 
 fn main() {
     println!("cargo:rerun-if-changed=src/assist/in_criu.h");

@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::affinity::{self, Noted};
 use crate::process;
 
 /// Of `ioprio_get` and `ioprio_set`.
@@ -51,11 +50,11 @@ struct Process {
 }
 
 impl Thread {
-    fn of(thread: i32) -> Self {
+    fn of(thread: i32, processors: &Noted) -> Self {
         // SAFETY: ioprio_get takes two integers and touches no memory of ours.
         let io_priority = unsafe { libc::syscall(libc::SYS_ioprio_get, OF_THREAD, thread) } as i32;
         Self {
-            processors: process::status_field(thread, "Cpus_allowed_list"),
+            processors: processors.list(thread),
             // Without a class it follows from how nice the thread is.
             io_priority: Some(io_priority).filter(|priority| priority >> CLASS_SHIFT > 0),
             // A thread with a real-time policy has none.
@@ -107,13 +106,15 @@ fn unlike<T: PartialEq>(value: Option<T>, standard: &Option<T>) -> Option<T> {
 }
 
 impl Attributes {
-    /// Those of the processes `pids`, as far as they differ from those of the process `standard`.
-    pub fn take(pids: &[i32], standard: i32) -> Self {
-        let (usual_thread, usual_process) = (Thread::of(standard), Process::of(standard));
+    /// Those of the processes `pids`, as far as they differ from those of the process `standard`; `processors` is what is known
+    /// of them already.
+    pub fn take(pids: &[i32], standard: i32, processors: &Noted) -> Self {
+        let (usual_thread, usual_process) = (Thread::of(standard, processors), Process::of(standard));
         let mut out = Self::default();
         for &pid in pids {
             for thread in process::threads(pid) {
-                let (Some(inside), found) = (process::innermost_pid(thread), Thread::of(thread)) else {
+                let (Some(inside), found) = (process::innermost_pid(thread), Thread::of(thread, processors))
+                else {
                     continue;
                 };
                 let found = Thread {
@@ -168,7 +169,8 @@ impl Attributes {
         let mut without = BTreeMap::<&str, Vec<i32>>::new();
         for (&thread, noted) in &self.threads {
             if let Some(list) = &noted.processors
-                && let Err(error) = give_processors(thread, list)
+                && let Err(error) =
+                    affinity::read(list).and_then(|processors| affinity::set(thread, &processors))
             {
                 match error {
                     nix::Error::EINVAL => without.entry(list).or_default().push(thread),
@@ -200,20 +202,6 @@ impl Attributes {
     }
 }
 
-/// Those of the processors that are here.
-fn give_processors(thread: i32, list: &str) -> nix::Result<()> {
-    let mut set = CpuSet::new();
-    let mut parts = list.split(',').map(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.trim().parse::<usize>().ok()?..=last.trim().parse::<usize>().ok()?)
-    });
-    let ranges = parts.by_ref().collect::<Option<Vec<_>>>().ok_or(nix::Error::EBADMSG)?;
-    for processor in ranges.into_iter().flatten().take_while(|processor| *processor < CpuSet::count()) {
-        set.set(processor)?;
-    }
-    sched_setaffinity(Pid::from_raw(thread), &set)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,7 +212,7 @@ mod tests {
         let mut first = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
         let mut second = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
         let (pid, other) = (first.id() as i32, second.id() as i32);
-        assert_eq!(Attributes::take(&[pid], other), Attributes::default());
+        assert_eq!(Attributes::take(&[pid], other, &Noted::default()), Attributes::default());
 
         let chosen = Thread {
             processors: Some("0".into()),
@@ -234,7 +222,7 @@ mod tests {
         let filter = Process { core_dump_filter: Some("00000007".into()), ..Process::default() };
         let wanted = Attributes { threads: [(pid, chosen)].into(), processes: [(pid, filter)].into() };
         assert_eq!(wanted.set(), Vec::<String>::new());
-        let mut taken = Attributes::take(&[pid], other);
+        let mut taken = Attributes::take(&[pid], other, &Noted::default());
         if let Some(thread) = taken.threads.get_mut(&pid)
             && thread.processors.is_none()
         {

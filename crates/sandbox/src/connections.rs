@@ -25,32 +25,65 @@ struct Connection {
     remote: SocketAddr,
 }
 
+/// What TCP sockets some processes have.
+#[derive(Debug)]
+pub struct Found {
+    /// The inodes of those that the processes have connected to each other.
+    pub inside: BTreeSet<u64>,
+    /// Whether all listen, or are not yet bound: then there are no connections, nor what is left of some.
+    pub all_listen: bool,
+}
+
 /// The inodes of sockets that the processes have connected to each other.
 pub fn inside(pids: &[i32]) -> BTreeSet<u64> {
+    find(pids).inside
+}
+
+pub fn find(pids: &[i32]) -> Found {
     let mut seen = BTreeSet::new();
     let mut found = BTreeMap::new();
+    let mut all_listen = true;
     for &pid in pids {
         // One that has ended meanwhile has none.
         let Ok(process) = Handle::open(pid) else { continue };
         for (descriptor, inode) in process::socket_descriptors(pid).filter(|(_, inode)| seen.insert(*inode)) {
-            let socket = process.descriptor(descriptor).ok();
-            if let Some(connection) = socket.as_ref().and_then(Connection::of) {
+            let Ok(socket) = process.descriptor(descriptor) else {
+                all_listen = false;
+                continue;
+            };
+            if !is_tcp(&socket) {
+                continue;
+            }
+            all_listen = all_listen && (listens(&socket) || is_unbound(&socket));
+            if let Some(connection) = Connection::of(&socket) {
                 found.insert(connection, inode);
             }
         }
     }
     let is_mirrored = |connection: &Connection| found.contains_key(&connection.mirrored());
-    found.iter().filter(|(connection, _)| is_mirrored(connection)).map(|(_, inode)| *inode).collect()
+    let inside = found.iter().filter(|(connection, _)| is_mirrored(connection)).map(|(_, inode)| *inode);
+    Found { inside: inside.collect(), all_listen }
+}
+
+fn is_tcp(socket: &OwnedFd) -> bool {
+    let family = option::<i32>(socket, libc::SO_DOMAIN);
+    family.is_some_and(|family| [libc::AF_INET, libc::AF_INET6].contains(&family))
+        && option(socket, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+}
+
+fn listens(socket: &OwnedFd) -> bool {
+    option(socket, libc::SO_ACCEPTCONN) == Some(1)
+}
+
+/// One that is not bound has never been connected.
+fn is_unbound(socket: &OwnedFd) -> bool {
+    let own = getsockname::<SockaddrStorage>(socket.as_raw_fd()).ok();
+    own.as_ref().and_then(address).is_some_and(|own| own.port() == 0)
 }
 
 impl Connection {
-    /// None of a socket that is not TCP's, or not connected.
+    /// None of a socket of TCP's that is not connected.
     fn of(socket: &OwnedFd) -> Option<Self> {
-        let family: i32 = option(socket, libc::SO_DOMAIN)?;
-        let protocol: i32 = option(socket, libc::SO_PROTOCOL)?;
-        if ![libc::AF_INET, libc::AF_INET6].contains(&family) || protocol != libc::IPPROTO_TCP {
-            return None;
-        }
         let network = option(socket, NETWORK).unwrap_or(0);
         let remote = address(&getpeername(socket.as_raw_fd()).ok()?)?;
         let local = address(&getsockname(socket.as_raw_fd()).ok()?)?;

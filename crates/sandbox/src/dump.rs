@@ -390,6 +390,7 @@ impl Sandbox {
                 };
                 match (reply, fit) {
                     (Reply::Standing, Ok(())) => {
+                        self.note_processors();
                         spec.page_server.iter().for_each(|server| tell_stands(*server));
                         answer(&Verdict::Commit)?;
                     }

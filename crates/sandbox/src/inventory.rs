@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use rekindle_protocol::mounts::Mounts;
 use serde::{Deserialize, Serialize};
 
+use crate::affinity::Noted;
 use crate::attributes::Attributes;
 use crate::init::RUN_PATH;
 use crate::input;
@@ -141,11 +142,16 @@ impl fmt::Display for Mismatch {
 impl Inventory {
     /// Takes stock of the processes `pids` (ours), which stand still, but for their descriptors: while CRIU looks at them
     /// they have some of its own. The sandbox's init is not among them. What `standard` has as well, the program has not
-    /// chosen. Mapped files that are `known` are not read again.
-    pub fn begin(pids: &[i32], standard: i32, known: &KnownFiles) -> io::Result<PartialInventory> {
+    /// chosen. Mapped files that are `known` are not read again, nor which processors threads have where that was noted.
+    pub fn begin(
+        pids: &[i32],
+        standard: i32,
+        known: &KnownFiles,
+        processors: &Noted,
+    ) -> io::Result<PartialInventory> {
         // Where a process has many areas and threads, each of these takes milliseconds.
         std::thread::scope(|scope| {
-            let attributes = scope.spawn(|| Attributes::take(pids, standard));
+            let attributes = scope.spawn(|| Attributes::take(pids, standard, processors));
             let mut inventory = Self { files: mapped_files(pids, known)?, ..Self::default() };
             for pid in pids {
                 for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
@@ -292,7 +298,10 @@ mod tests {
     #[test]
     fn own_process_matches_itself_and_a_change_is_told() {
         let own = std::process::id() as i32;
-        let taken = Inventory::begin(&[own], own, &KnownFiles::default()).unwrap().finish(&[own]).unwrap();
+        let taken = Inventory::begin(&[own], own, &KnownFiles::default(), &Noted::default())
+            .unwrap()
+            .finish(&[own])
+            .unwrap();
         assert!(taken.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
         assert_eq!(taken.check(&Mounts::default()), []);
 

@@ -17,6 +17,7 @@
 //! - CRIU may be killed while it dumps: it does not trace the program itself ([`tracer`]), and what it had changed is undone.
 //!   We kill one that waits for a process that was killed meanwhile, which it would for ever ([`ending::Watch`]).
 
+mod affinity;
 pub mod amd;
 pub mod aside;
 mod assist;

@@ -178,6 +178,45 @@ fn guard() -> u64 {
     })
 }
 
+/// Whether a process has guards.
+pub fn has_guards(pagemap: &File) -> io::Result<bool> {
+    let asked = Scan { category_mask: guard(), return_mask: guard(), ..Scan::without(0, &(0..END)) };
+    Ok(guard() != 0 && !asked.all(pagemap)?.is_empty())
+}
+
+/// Where a process's pages were written to since they were protected, or cannot be protected, if there is room for all. None
+/// where that is not all: a page that was not written to under another protection than ours has no note of it.
+pub fn find_written(pagemap: &File, room: &mut [Region]) -> io::Result<Option<usize>> {
+    let mut other = Scan {
+        category_mask: PROTECTABLE | WRITTEN,
+        category_inverted: PROTECTABLE | WRITTEN,
+        category_anyof_mask: PRESENT | SWAPPED,
+        return_mask: PRESENT | SWAPPED,
+        max_pages: 1,
+        ..Scan::without(0, &(0..END))
+    };
+    if other.ask(pagemap, &mut [Region::default()])? > 0 {
+        return Ok(None);
+    }
+    let (mut at, mut count) = (0, 0);
+    while at < END {
+        // Asked for nothing else, the kernel looks at page tables alone.
+        let mut quick = Scan { category_mask: WRITTEN, return_mask: WRITTEN, ..Scan::without(0, &(at..END)) };
+        let free = &mut room[count..];
+        if free.is_empty() {
+            return Ok(None);
+        }
+        let found = quick.ask(pagemap, free)?;
+        if quick.walk_end <= at {
+            return Ok(None);
+        }
+        // It may have looked farther than it says.
+        at = free[..found].last().map_or(quick.walk_end, |last| last.end.max(quick.walk_end));
+        count += found;
+    }
+    Ok(Some(count))
+}
+
 /// Protects the pages of its own that a process has within `span` where that can be done, and tells which those are; with
 /// `written`, only those that were written to since they were protected.
 pub fn protect(pagemap: &File, span: &Range<u64>, written: bool) -> io::Result<Vec<Range<u64>>> {

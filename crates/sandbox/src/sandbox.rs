@@ -10,7 +10,7 @@ use std::io::{self, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rekindle_protocol::mounts::Mounts;
@@ -20,6 +20,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{getsockopt, sockopt};
 use rekindle_protocol::terminal::WindowSize;
 
+use crate::affinity::Noted;
 use crate::error::{Error, Result};
 use crate::exec::{Guest, GuestTask};
 use crate::init::{EXIT_FILE, PID_FILE, SOCKET};
@@ -78,6 +79,8 @@ pub struct Sandbox {
     root: Option<Root>,
     /// How we have ended it.
     ours: OnceLock<Exit>,
+    /// Which processors the program's threads had when it came to its last stand: CRIU's tracer changes that for a while.
+    processors: Mutex<Noted>,
 }
 
 #[derive(Debug)]
@@ -171,6 +174,7 @@ impl Sandbox {
             program,
             root: Some(root),
             ours: OnceLock::new(),
+            processors: Mutex::default(),
         }))
     }
 
@@ -217,10 +221,18 @@ impl Sandbox {
         tree.into_iter().filter_map(|pid| Some((process::innermost_pid(pid)?, pid))).collect()
     }
 
+    /// The program stands still, and nobody has changed which processors its threads have.
+    pub(crate) fn note_processors(&self) {
+        let threads = self.pids().into_values().flat_map(process::threads).chain([self.init_pid]);
+        *self.processors.lock().unwrap_or_else(PoisonError::into_inner) = Noted::take(threads);
+    }
+
     /// Begins with what the program needs of the machine, while it stands still.
     pub fn begin_inventory(&self, known: &KnownFiles) -> Result<PartialInventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
-        Inventory::begin(&pids, self.init_pid, known).map_err(Error::io("taking stock of the program"))
+        let processors = std::mem::take(&mut *self.processors.lock().unwrap_or_else(PoisonError::into_inner));
+        Inventory::begin(&pids, self.init_pid, known, &processors)
+            .map_err(Error::io("taking stock of the program"))
     }
 
     /// Has what the program has printed so far put into its log; an error if that was not done within the time.
@@ -386,6 +398,7 @@ impl Empty {
             program,
             root,
             ours: OnceLock::new(),
+            processors: Mutex::default(),
         }
     }
 

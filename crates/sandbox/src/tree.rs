@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::affinity::Noted;
 use crate::capability::For;
 use crate::conversation::{ConversationOptions, Failed, Service};
 use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared, Ready, is_full, open_dir};
@@ -76,7 +77,7 @@ impl Tree {
 
     pub fn begin_inventory(&self, known: &KnownFiles) -> Result<PartialInventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
-        Inventory::begin(&pids, std::process::id() as i32, known)
+        Inventory::begin(&pids, std::process::id() as i32, known, &Noted::default())
             .map_err(Error::io("taking stock of the program"))
     }
 

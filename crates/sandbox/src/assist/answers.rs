@@ -103,6 +103,11 @@ impl Answers {
         Answers { assist, threads: BTreeMap::new() }
     }
 
+    /// Whether threads may have other processors for a while.
+    pub fn are_processors_noted(&self) -> bool {
+        self.assist.are_processors_noted.load(Ordering::Acquire)
+    }
+
     /// Tells what is known of a thread that stands, and nothing else any more; `memory` is which of its memory that has.
     /// Nothing of it is told where there is no room.
     pub fn tell(&mut self, thread: i32, memory: Range<u64>, answers: &[Answer]) {

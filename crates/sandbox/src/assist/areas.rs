@@ -11,7 +11,8 @@ use std::fs;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::{Assist, LENGTH, Shared};
+use super::{Assist, LENGTH, Shared, written};
+use crate::page_scan::Region;
 use crate::process::own_bytes;
 
 const FLAGS: &[u8] = b"VmFlags:";
@@ -66,6 +67,10 @@ impl Assist {
             slot.at.store(at as u64, Ordering::Relaxed);
             slot.length.store(text.len() as u64, Ordering::Relaxed);
             at = self.describe_links(slot, &text, at + text.len());
+            if let Some(room) = Self::room_for_written(at) {
+                slot.written.store(room as u64, Ordering::Relaxed);
+                at = room + written::MOST * size_of::<Region>();
+            }
             slot.pid.store(pid as u32, Ordering::Release);
         }
     }

@@ -5,6 +5,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use super::Assist;
+use crate::connections;
 use crate::conversation::Service;
 use crate::process::{Handle, status_field};
 use crate::tracer::{Mended, TracerMode};
@@ -58,8 +59,15 @@ pub struct Subject {
 impl Subject {
     /// One that writes a number every few milliseconds.
     pub fn new() -> Subject {
-        let code = "import locale, sqlite3, time\nwhile True:\n print(1, flush=True)\n time.sleep(0.005)";
-        let child = Command::new("python3").args(["-c", code]).stdout(Stdio::piped()).spawn();
+        Subject::beginning_with("")
+    }
+
+    /// One that does something first.
+    pub fn beginning_with(code: &str) -> Subject {
+        let code = format!(
+            "import locale, os, socket, sqlite3, threading, time\n{code}\nwhile True:\n print(1, flush=True)\n time.sleep(0.005)"
+        );
+        let child = Command::new("python3").args(["-c", &code]).stdout(Stdio::piped()).spawn();
         let mut child = child.unwrap();
         let mut subject = Subject { lines: BufReader::new(child.stdout.take().unwrap()), child };
         assert!(subject.writes(), "it has begun");
@@ -68,7 +76,11 @@ impl Subject {
 
     /// One that has begun to, and stands still.
     pub fn stopped() -> Subject {
-        let subject = Subject::new();
+        Subject::new().stop()
+    }
+
+    pub fn stop(self) -> Subject {
+        let subject = self;
         Handle::open(subject.pid()).unwrap().signal(libc::SIGSTOP).unwrap();
         while status_field(subject.pid(), "State").is_none_or(|state| !state.starts_with('T')) {
             std::thread::yield_now();
@@ -103,6 +115,9 @@ pub fn run(code: &str, subjects: &[&Subject]) -> (Vec<String>, Mended) {
     let pids: Vec<i32> = subjects.iter().map(|subject| subject.pid()).collect();
     assist.describe(pids.clone());
     assist.look_at_links();
+    assist.look_at_pages();
+    assist.processors_are_noted();
+    assist.sockets_are_known(connections::find(&pids).all_listen);
     let said = tempfile::NamedTempFile::new().unwrap();
     let code = format!("{PREAMBLE}\nothers = {:?}\n{code}\nsay('done')\n", &pids[1..]);
     let command =

@@ -40,11 +40,16 @@ struct link {
 /* There is no link. */
 #define NO_LINK 1u
 
+/* What is known of the program's TCP sockets. */
+#define TCP_IS_LOOKED_AT 1u
+#define TCP_LISTENS 2u
+
 struct shared {
-	_Atomic uint32_t criu, hides_unwritten, answered, linked;
+	_Atomic uint32_t criu, hides_unwritten, answered, linked, tcp, unused_word;
 	struct {
 		_Atomic uint32_t pid, is_used;
-		_Atomic uint64_t at, length, links, link_count;
+		_Atomic uint64_t at, length, links, link_count, written, written_count;
+		_Atomic uint32_t is_written_known, has_no_guards;
 	} areas[PROCESSES];
 	/* Which thread each of the table is, as far as there are any; apart from that, which lies on many pages. */
 	_Atomic uint32_t thread_count, unused_count;
@@ -55,7 +60,7 @@ struct shared {
 	uint8_t posted_bytes[POSTED_ROOM];
 };
 
-_Static_assert(offsetof(struct shared, threads) == 24 + 40 * PROCESSES + 4 * THREADS, "as in mod.rs");
+_Static_assert(offsetof(struct shared, threads) == 32 + 64 * PROCESSES + 4 * THREADS, "as in mod.rs");
 _Static_assert(sizeof(struct thread) == 8 + 40 * ANSWERS + ROOM, "as in answers.rs");
 _Static_assert(offsetof(struct shared, posted_bytes) == offsetof(struct shared, posted_count) + 8 + 40 * POSTED, "as in answers.rs");
 _Static_assert(sizeof(struct link) == 24, "as in links.rs");

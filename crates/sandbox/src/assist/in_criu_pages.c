@@ -21,14 +21,16 @@ struct scan {
 #define WRITTEN 2ul
 #define PRESENT 8ul
 #define SWAPPED 16ul
+#define GUARD 256ul
 /* Where the addresses of processes end. */
 #define END 0x7ffffffff000ul
 /* More stretches than these are not kept. */
 #define MOST 32768
 
 /* Where a process's pages were written to since they were protected, or cannot be protected: none of its others are CRIU's to
- * dump. The process stands still from before CRIU opens its `pagemap` until after it closes that. */
-static struct region *written;
+ * dump. The process stands still from before CRIU opens its `pagemap` until after it closes that. Mostly we have been told;
+ * see written.rs. */
+static const struct region *written;
 static long written_count;
 /* CRIU's descriptor of the `pagemap` that this is of, and the file's number; -1 if of none. */
 static int written_of = -1;
@@ -56,12 +58,20 @@ static void find_written(int fd)
 	written_inode = inode(fd);
 	is_known = 0;
 	written_count = 0;
+	static struct region *own_look;
 	while (at_place < PROCESSES && (!pid || shared->areas[at_place].pid != pid))
 		at_place++;
 	if (at_place == PROCESSES)
 		return;
-	if (!written && !(written = malloc(MOST * sizeof(*written))))
+	if (shared->areas[at_place].is_written_known) {
+		written = (const void *)((const char *)shared + shared->areas[at_place].written);
+		written_count = shared->areas[at_place].written_count;
+		is_known = 1;
 		return;
+	}
+	if (!own_look && !(own_look = malloc(MOST * sizeof(*own_look))))
+		return;
+	written = own_look;
 	/* A page that was not written to under another protection than ours has no note of it, and is found so. */
 	struct region first;
 	struct scan other = {.size = sizeof(other), .end = END, .vec = (uintptr_t)&first, .vec_len = 1, .max_pages = 1};
@@ -71,7 +81,7 @@ static void find_written(int fd)
 		return;
 	for (uint64_t at = 0; at < END;) {
 		struct scan quick = {.size = sizeof(quick), .start = at, .end = END, .mask = WRITTEN, .wanted = WRITTEN};
-		quick.vec = (uintptr_t)(written + written_count);
+		quick.vec = (uintptr_t)(own_look + written_count);
 		quick.vec_len = MOST - written_count;
 		long found = quick.vec_len ? ask(fd, &quick) : -1;
 		if (found < 0 || quick.walk_end <= at)
@@ -118,9 +128,25 @@ static long first_behind(uint64_t at)
 	return low;
 }
 
+/* Whether a process is asked for guards, and has none. */
+static int has_no_guards(int fd, const struct scan *asked)
+{
+	if (asked->flags || asked->inverted || asked->any_of || asked->mask != GUARD || asked->wanted != GUARD)
+		return 0;
+	uint32_t pid = process(fd);
+	for (uint32_t n = 0; pid && n < PROCESSES; n++)
+		if (shared->areas[n].pid == pid)
+			return shared->areas[n].has_no_guards;
+	return 0;
+}
+
 static int scan(int fd, struct scan *asked)
 {
-	if (asked->flags || asked->max_pages || asked->any_of != (PRESENT | SWAPPED))
+	if (has_no_guards(fd, asked)) {
+		asked->walk_end = asked->end;
+		return 0;
+	}
+	if (!shared->hides_unwritten || asked->flags || asked->max_pages || asked->any_of != (PRESENT | SWAPPED))
 		return ask(fd, asked);
 	if (fd != written_of || inode(fd) != written_inode)
 		find_written(fd);
@@ -150,7 +176,7 @@ static int scan(int fd, struct scan *asked)
 
 int ioctl(int fd, unsigned long request, void *argument)
 {
-	if (request == PAGEMAP_SCAN && is_criu() && shared->hides_unwritten)
+	if (request == PAGEMAP_SCAN && is_criu())
 		return scan(fd, argument);
 	return syscall(SYS_ioctl, fd, request, argument);
 }

@@ -3,8 +3,10 @@
 //! ```text
 //!  CRIU ── PAGEMAP_SCAN ─▶ the kernel, and what is hidden is left out at once: no tracer is asked
 //!       ── open smaps ───▶ areas, described before the program stood still, if they are those that there are
+//!                          as soon as the program stands, a thread of ours has looked where that is
 //!       ── map_files ────▶ what an area's link is, asked by several threads as soon as the program stands
 //!       ── fdinfo ───────▶ of a mapped file, what one call tells
+//!       ── sock_diag ────▶ of TCP the sockets that listen, if the program has no others
 //!       ── ptrace ───────▶ what the tracer has told of a thread that stands; what is only of use once a thread goes on
 //!                          is left with it, for the next call
 //! ```
@@ -19,13 +21,14 @@ pub mod fake_criu;
 mod links;
 #[cfg(test)]
 mod other_orders;
+mod written;
 
 use std::cell::UnsafeCell;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use memmap2::MmapRaw;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -42,6 +45,10 @@ pub const VARIABLE: &str = "REKINDLE_ASSIST";
 const PROCESSES: usize = 16;
 /// What is shared, and room for descriptions: those of some 400,000 areas.
 const LENGTH: usize = 64 << 20;
+/// As in `in_criu.h`.
+const TCP_IS_LOOKED_AT: u32 = 1;
+const TCP_LISTENS: u32 = 2;
+const TCP_HAS_OTHERS: u32 = 3;
 /// An image's own [list of files](crate::inventory) has their build ids, and a restore compares them. CRIU need not read them
 /// once more.
 const OPTIONS: &[u8] = b"file-validation filesize\n";
@@ -56,6 +63,9 @@ struct Shared {
     answered: AtomicU32,
     /// Of how many links CRIU was told what they are.
     linked: AtomicU32,
+    /// What is known of the program's TCP sockets.
+    tcp: AtomicU32,
+    unused_word: AtomicU32,
     areas: [DescribedProcess; PROCESSES],
     /// How many threads are in the table.
     thread_count: AtomicU32,
@@ -78,6 +88,11 @@ struct DescribedProcess {
     /// Where its areas' links are, and how many.
     links: AtomicU64,
     link_count: AtomicU64,
+    /// Where stretches of written pages are, and how many, once they are known.
+    written: AtomicU64,
+    written_count: AtomicU64,
+    is_written_known: AtomicU32,
+    has_no_guards: AtomicU32,
 }
 
 /// What one CRIU and we share.
@@ -87,6 +102,8 @@ pub struct Assist {
     file: File,
     library: File,
     options: File,
+    /// Whether it is known which processors the program's threads have: from then on that may be changed for a while.
+    are_processors_noted: AtomicBool,
 }
 
 impl Assist {
@@ -112,7 +129,7 @@ impl Assist {
         library.write_all(LIBRARY)?;
         options.write_all(OPTIONS)?;
         let memory = MmapRaw::map_raw(&file)?;
-        Ok(Self { memory, file, library, options })
+        Ok(Self { memory, file, library, options, are_processors_noted: AtomicBool::new(false) })
     }
 
     /// The descriptor of a file with options for CRIU.
@@ -123,6 +140,22 @@ impl Assist {
     /// Of how many areas' links CRIU was told what they are.
     pub fn linked(&self) -> u64 {
         self.shared().linked.load(Ordering::Relaxed).into()
+    }
+
+    /// The daemon has seen the program stand, and noted which processors its threads have.
+    pub fn processors_are_noted(&self) {
+        self.are_processors_noted.store(true, Ordering::Release);
+    }
+
+    /// The program stands still, and its sockets are about to be looked at.
+    pub fn looks_at_sockets(&self) {
+        self.shared().tcp.store(TCP_IS_LOOKED_AT, Ordering::Release);
+    }
+
+    /// Whether all TCP sockets that the program has listen: then CRIU need not ask for others.
+    pub fn sockets_are_known(&self, all_listen: bool) {
+        let known = if all_listen { TCP_LISTENS } else { TCP_HAS_OTHERS };
+        self.shared().tcp.store(known, Ordering::Release);
     }
 
     /// How many requests of `ptrace` were answered there.
@@ -164,10 +197,10 @@ mod tests {
     fn the_layout_is_that_of_the_library() {
         assert_eq!(std::mem::offset_of!(Shared, hides_unwritten), 4);
         assert_eq!(std::mem::offset_of!(Shared, answered), 8);
-        assert_eq!(std::mem::offset_of!(Shared, areas), 16);
-        let before = 24 + 40 * PROCESSES + 4 * answers::THREADS;
+        assert_eq!(std::mem::offset_of!(Shared, areas), 24);
+        let before = 32 + 64 * PROCESSES + 4 * answers::THREADS;
         assert_eq!(std::mem::offset_of!(Shared, threads), before);
-        assert_eq!(size_of::<DescribedProcess>(), 40);
+        assert_eq!(size_of::<DescribedProcess>(), 64);
         let threads = size_of::<answers::Table>();
         assert_eq!(std::mem::offset_of!(Shared, posted), before + threads);
     }

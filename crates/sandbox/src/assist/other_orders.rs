@@ -202,3 +202,74 @@ same_pages(pagemap, others[0], list)
 "#;
     says_all_is_well(code, &[&one, &other]);
 }
+
+const TCP: &str = r#"
+import socket
+own = socket.create_server(("127.0.0.1", 0))
+connected = socket.create_connection(own.getsockname())
+accepted, _ = own.accept()
+
+def ports(send):
+    """Those of TCP sockets by state, as they are told of."""
+    asked = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
+    send(asked, struct.pack("=IHHII BBBBI 48x", 72, 20, 0x301, 1, 0, socket.AF_INET, socket.IPPROTO_TCP, 0, 0, 0xffffffff))
+    found = {}
+    while True:
+        answer = asked.recv(1 << 20)
+        while answer:
+            length, kind = struct.unpack_from("IH", answer)
+            if kind == 3:
+                return found
+            assert kind == 20, kind
+            found.setdefault(answer[17], set()).add(struct.unpack_from(">H", answer, 20)[0])
+            answer = answer[(length + 3) & ~3:]
+
+told = ports(lambda asked, request: asked.sendmsg([request]))
+known = ports(lambda asked, request: asked.send(request))
+LISTENS, CONNECTED = 10, 1
+port = own.getsockname()[1]
+assert port in told[LISTENS] and port in known[LISTENS] and port in known[CONNECTED], (told, known)
+"#;
+
+#[test]
+fn of_tcp_those_that_listen_are_told_of_if_the_program_has_no_others() {
+    let listens = "s = socket.create_server((\"127.0.0.1\", 0))\nu = socket.socket()\nd = socket.socket(type=socket.SOCK_DGRAM)\nd.bind((\"127.0.0.1\", 0))";
+    let subject = Subject::beginning_with(listens).stop();
+    says_all_is_well(&format!("{TCP}\nassert set(told) == {{LISTENS}}, told"), &[&subject]);
+    for others in [
+        "c = socket.create_connection(s.getsockname())",
+        "c = socket.create_connection(s.getsockname())\na, _ = s.accept()\na.close()",
+        "b = socket.socket()\nb.bind((\"127.0.0.1\", 0))",
+    ] {
+        let other = Subject::beginning_with(&format!("{listens}\n{others}")).stop();
+        says_all_is_well(&format!("{TCP}\nassert port in told[CONNECTED], told"), &[&subject, &other]);
+    }
+}
+
+#[test]
+fn guards_are_told_of_where_a_process_has_some() {
+    let (none, some) = (
+        Subject::stopped(),
+        Subject::beginning_with(
+            "import ctypes, mmap\nm = mmap.mmap(-1, 1 << 16)\nat = ctypes.addressof(ctypes.c_char.from_buffer(m))\nctypes.CDLL(None).madvise(ctypes.c_void_p(at), ctypes.c_size_t(8192), 102)",
+        )
+        .stop(),
+    );
+    let code = r#"
+def guards(call, pid):
+    pagemap = open_by("library", -100, f"/proc/{pid}/pagemap")
+    struct.pack_into("12Q", buffer, 0, 96, 0, 0, 0x7ffffffff000, 0, AT + 128, 64, 0, 0, 256, 0, 256)
+    request = 0xc0606610 | (1 << 32 if call == "kernel" else 0)
+    words = ctypes.c_int(pagemap), ctypes.c_ulong(request), ctypes.c_void_p(AT)
+    found = kernel(16, pagemap, request, AT) if call == "kernel" else result(libc.ioctl(*words))
+    assert struct.unpack_from("Q", buffer, 32)[0] == 0x7ffffffff000 or found < 0
+    return found
+
+for pid, count in (target, 0), (others[0], 1):
+    known = guards("kernel", pid)
+    # A kernel before 6.15 knows of none.
+    assert known in (count, -22), known
+    assert known < 0 or guards("library", pid) == known
+"#;
+    says_all_is_well(code, &[&none, &some]);
+}

@@ -8,12 +8,10 @@
 
 use std::collections::HashSet;
 
-use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
-use nix::unistd::Pid;
+use nix::sched::CpuSet;
 
+use crate::affinity::{self, OWN};
 use crate::process;
-
-const SELF: Pid = Pid::from_raw(0);
 
 /// This process, CRIU and what these begin have one processor.
 pub struct OneProcessor {
@@ -23,13 +21,11 @@ pub struct OneProcessor {
 impl OneProcessor {
     /// For this process and these threads; where it cannot be had, all goes on as it is.
     pub fn take(threads: impl IntoIterator<Item = i32>) -> Option<OneProcessor> {
-        let before = sched_getaffinity(SELF).ok()?;
-        let mut one = CpuSet::new();
-        one.set(sched_getcpu().ok()?).ok()?;
-        sched_setaffinity(SELF, &one).ok()?;
+        let (before, one) = (affinity::of(OWN)?, affinity::here()?);
+        affinity::set(OWN, &one).ok()?;
         for thread in threads {
             // One that has ended needs none.
-            let _ = sched_setaffinity(Pid::from_raw(thread), &one);
+            let _ = affinity::set(thread, &one);
         }
         Some(OneProcessor { before })
     }
@@ -44,8 +40,7 @@ impl OneProcessor {
                 return;
             }
             for thread in new {
-                // One that has ended needs none.
-                let _ = sched_setaffinity(Pid::from_raw(thread), &self.before);
+                affinity::give_back(thread, &self.before);
             }
         }
     }

@@ -107,10 +107,17 @@ impl Prepared {
         let attended = waiting.attend_until_done(&course, &mut |step, steps| match step {
             STANDING_STEP => {
                 look.verdict().map_err(|unfit| unfit.to_string())?;
-                assist.iter().for_each(Assist::look_at_links);
+                if let Some(assist) = &assist {
+                    assist.look_at_links();
+                    assist.look_at_pages();
+                    assist.looks_at_sockets();
+                }
                 daemon.ask_standing(patience)?;
+                assist.iter().for_each(|assist| assist.processors_are_noted());
                 let had_lost_names = look.has_lost_names();
-                standing = Some(std::thread::spawn(move || Standing::of(program, had_lost_names)));
+                let told = assist.clone();
+                standing =
+                    Some(std::thread::spawn(move || Standing::of(program, had_lost_names, told.as_deref())));
                 comparing = changed();
                 Ok(())
             }
@@ -118,7 +125,7 @@ impl Prepared {
                 look.verdict().map_err(|unfit| unfit.to_string())?;
                 let taken = standing.take().and_then(|thread| thread.join().ok());
                 let Standing { tree, inside, lost_names } =
-                    taken.unwrap_or_else(|| Standing::of(program, true));
+                    taken.unwrap_or_else(|| Standing::of(program, true, None));
                 keep_shared(lost_names)?;
                 let changed = comparing.take().or_else(&changed).and_then(|thread| thread.join().ok());
                 assist.iter().try_for_each(|assist| assist.check(changed.as_deref()))?;
@@ -171,10 +178,12 @@ struct Standing {
 }
 
 impl Standing {
-    fn of(program: Pid, had_lost_names: bool) -> Self {
+    fn of(program: Pid, had_lost_names: bool, assist: Option<&Assist>) -> Self {
         let tree = process::tree(program.as_raw());
+        let connections::Found { inside, all_listen } = connections::find(&tree);
+        assist.into_iter().for_each(|assist| assist.sockets_are_known(all_listen));
         let lost_names = had_lost_names.then(|| LostNames::find(&tree));
-        Self { inside: connections::inside(&tree), lost_names, tree }
+        Self { inside, lost_names, tree }
     }
 }
 

@@ -240,7 +240,8 @@ pub fn mend_thread(thread: i32, tracee: &mut Tracee, all: &[i32]) -> io::Result<
 }
 
 /// Lets go of a thread that stands.
-pub fn let_go(thread: i32, tracee: &Tracee) {
+pub fn let_go(thread: i32, tracee: &mut Tracee) {
+    tracee.gets_back_processors(thread);
     let signal = match tracee.stop {
         Some(Stop::Signal(signal)) if tracee.before.is_none() => signal,
         _ => 0,

@@ -27,6 +27,10 @@ mod pages;
 mod posted_tests;
 mod prefetch;
 mod request;
+mod seize;
+#[cfg(test)]
+mod stand_tests;
+mod together;
 mod tracee;
 mod wait;
 
@@ -35,6 +39,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::assist::Answers;
@@ -42,6 +47,7 @@ use crate::process::{self, Handle};
 use crate::processor;
 use calls::{Answer, Call, Listener, Memory};
 use request::{SETSIGMASK, carry_out, changes, leaves_as_it_is};
+use seize::Ahead;
 use tracee::{Before, GENERAL, Shared, Stop, Tracee};
 
 pub use filter::{Told, install_and_send, pair};
@@ -73,6 +79,8 @@ struct TracerState {
     answers: Option<Answers>,
     /// Where what CRIU does not keep of processors goes.
     processor: Option<processor::Found>,
+    /// The one that CRIU, we and the thread that it leads have, from the first such thread on.
+    processor_of_all: Option<CpuSet>,
 }
 
 /// Whether a program had to be mended, and why that failed if it did.
@@ -105,6 +113,7 @@ fn stand(
         hides_unwritten,
         answers,
         processor,
+        processor_of_all: None,
     };
     while stand.serve()? {}
     let mended = stand.mend();
@@ -112,7 +121,7 @@ fn stand(
     if !stand.tracees.is_empty() {
         process::readable(owner.as_fd(), None)?;
     }
-    for (&thread, tracee) in &stand.tracees {
+    for (&thread, tracee) in &mut stand.tracees {
         mend::let_go(thread, tracee);
     }
     interrupted::forget_ended();
@@ -233,21 +242,10 @@ impl TracerState {
         let (request, thread) = (request as request::Request, thread as i32);
         let asker = Memory(call.pid);
         if request == libc::PTRACE_SEIZE {
-            // One of its own, of which it finds out what the kernel can do.
-            if process::parent(thread) == Some(call.pid) {
-                return Ok(Answer::Kernel);
-            }
-            let done = carry_out(request, thread, address, data, asker)?;
-            let known = self.tracees.values().map(|tracee| tracee.process).collect();
-            self.tracees.insert(thread, Tracee::new(thread, data, &known));
-            self.knows_all = false;
-            if let Some(answers) = &mut self.answers {
-                // Nothing is known of it yet, but that it is traced.
-                answers.tell(thread, 0..0, &[]);
-            }
-            return Ok(Answer::Value(done));
+            return self.seize(call, thread);
         }
-        let Some(tracee) = self.tracees.get_mut(&thread) else { return Ok(Answer::Kernel) };
+        let known = self.tracees.get_mut(&thread).filter(|tracee| tracee.ahead != Ahead::Seized);
+        let Some(tracee) = known else { return Ok(Answer::Kernel) };
         match tracee.failed.take() {
             Some(error) => Ok(Answer::Error(error)),
             None => self.carry_out(request, thread, address, data, asker).map(Answer::Value),
@@ -264,6 +262,7 @@ impl TracerState {
         asker: Memory,
     ) -> io::Result<i64> {
         let gone = || io::Error::from_raw_os_error(libc::ESRCH);
+        self.bring_together(request, thread);
         let tracee = self.tracees.get_mut(&thread).ok_or_else(gone)?;
         if let Some(answers) = self.answers.as_ref().filter(|_| !leaves_as_it_is(request, data)) {
             answers.forget(thread);
@@ -292,6 +291,10 @@ impl TracerState {
             }
             _ => {}
         }
+        // It was interrupted when it was seized.
+        if request == libc::PTRACE_INTERRUPT && std::mem::take(&mut tracee.ahead) != Ahead::No {
+            return Ok(0);
+        }
         let done = carry_out(request, thread, address, data, asker)?;
         match request {
             libc::PTRACE_GETREGSET if address == GENERAL && tracee.before.is_none() => {
@@ -318,6 +321,7 @@ impl TracerState {
             self.tracees.remove(&thread);
         } else if let Some(tracee) = self.tracees.get_mut(&thread) {
             tracee.stop = Some(Stop::read(status));
+            tracee.gets_back_processors(thread);
             if let Some(answers) = &mut self.answers {
                 let (memory, known) = prefetch::answers(thread, tracee.before.is_none());
                 answers.tell(thread, memory, &known);

@@ -6,10 +6,13 @@ use std::io;
 use std::path::Path;
 use std::rc::Rc;
 
+use nix::sched::CpuSet;
+
 use super::calls::Memory;
 use super::general::General;
 use super::interrupted;
 use super::request::{self, mask, registers, rseq};
+use super::seize::Ahead;
 use crate::process::maps::{self, Area};
 use crate::process::status_field;
 use crate::processor;
@@ -56,6 +59,9 @@ pub struct Tracee {
     /// The error of a request that CRIU has left with us, of which it was not told yet.
     pub failed: Option<i32>,
     pub before: Option<Rc<Before>>,
+    pub ahead: Ahead,
+    /// Those that it had, while it has [one](super::together).
+    pub processors: Option<CpuSet>,
 }
 
 impl Tracee {
@@ -65,7 +71,13 @@ impl Tracee {
         // The kernel needs some twenty times as long for all that it says of a thread.
         let found = || status_field(thread, "Tgid").and_then(|pid| pid.parse().ok()).unwrap_or(thread);
         let process = known.iter().find(has).copied().unwrap_or_else(found);
-        Self { process, options, stop: None, ended: None, failed: None, before: None }
+        Self::of(process, options)
+    }
+
+    /// One of this process.
+    pub fn of(process: i32, options: u64) -> Self {
+        let (stop, ended, failed, before, processors) = (None, None, None, None, None);
+        Self { process, options, stop, ended, failed, before, ahead: Ahead::No, processors }
     }
 }
 

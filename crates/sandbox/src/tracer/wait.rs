@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::TracerState;
 use super::calls::{Answer, Call, Memory};
+use super::seize::Ahead;
 use super::tracee::Stop;
 use crate::process::{is_zombie, parent, status_field};
 
@@ -16,8 +17,9 @@ impl TracerState {
         let [thread, status_at, options, usage_at, ..] = call.words;
         let (thread, options) = (thread as i32, options as i32);
         let is_any = thread == -1;
+        let known = self.tracees.iter().filter(|(_, tracee)| tracee.ahead != Ahead::Seized);
         let chosen: Vec<i32> =
-            self.tracees.keys().copied().filter(|&known| is_any || known == thread).collect();
+            known.map(|(known, _)| *known).filter(|&known| is_any || known == thread).collect();
         // Of any, it means children of its own if it leaves out threads.
         if chosen.is_empty() || (is_any && options & libc::__WALL == 0) {
             return Some(Answer::Kernel);
