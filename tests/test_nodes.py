@@ -292,6 +292,29 @@ def test_a_step_that_fails_leaves_it_here(pair):
     pair.end(pair.here)
 
 
+def test_memory_of_the_host_comes_before_the_program_stops(pair):
+    pair.here.run("held", sys.executable, COUNTER, pair.go, 1000, 256)
+    pair.here.wait_lines("held", 3)
+    # One that stays here after all is as it was, and its images have what it has.
+    pair.there.set_fault("arrival-accepted")
+    pair.there.sandboxes()
+    with pytest.raises(CommandError, match="injected"):
+        pair.here("migrate", "held", "--to", "there")
+    pair.there.set_fault()
+    pair.there.sandboxes()
+    pair.here("checkpoint", "held", "--to", "stays", "--leave-running")
+    before = len(pair.here.wait_lines("held", len(pair.here.lines("held")) + 20))
+    report = pair.here.json("migrate", "held", "--to", "there")
+    sizes = [row["bytes"] for row in report["rounds"]]
+    # The other node has what came the first time, and what comes last is what was written since.
+    assert sizes[0] > 256 << 20 and sizes[-1] < 32 << 20, sizes
+    pair.there.wait_lines("held", before + 20)
+    pair.here.restore("stays", "stayed")
+    pair.here.wait_lines("stayed", 3)
+    pair.go.touch()
+    assert pair.there.wait_end("held")[-1] == pair.here.wait_end("stayed")[-1] == "ok"
+
+
 class Wire:
     """What leads to a node, and can be cut and mended."""
 

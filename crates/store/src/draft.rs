@@ -135,8 +135,13 @@ impl Draft {
 
     /// Takes in what another image has too; see [`Staging::share_pages`].
     pub fn share_pages(&self, part: Part, path: &Path) -> Result<()> {
-        self.enter(self.staging.share_pages(part, path)?);
+        self.enter(self.link_pages(part, path)?);
         Ok(())
+    }
+
+    /// The same, for a part that comes into the manifest later.
+    pub(crate) fn link_pages(&self, part: Part, path: &Path) -> Result<Part> {
+        self.staging.share_pages(part, path)
     }
 
     /// A new file for a part that is kept whole.

@@ -24,7 +24,7 @@ use crate::error::{Error, Result, free_bytes};
 use crate::hash::ContentHash;
 use crate::image::{Image, peek};
 use crate::layout::MANIFEST;
-use crate::manifest::{ChunkRef, Encoding, LONGEST_MANIFEST, Manifest, Part};
+use crate::manifest::{ChunkRef, Encoding, LONGEST_MANIFEST, Manifest, Part, PartKind};
 use crate::store::{Store, list};
 
 /// The most files of its own that an image may have that comes: each is open until all of it is there.
@@ -63,17 +63,32 @@ impl Image {
 pub struct Incoming {
     draft: Draft,
     manifest: Manifest,
-    /// The file of each part that is kept whole.
-    files: Vec<Option<File>>,
+    /// Of each part.
+    places: Vec<Place>,
     /// Contents that this store keeps as chunks, as it does that.
     kept: HashMap<ContentHash, ChunkRef>,
     wanted: Vec<u32>,
+}
+
+/// Where a part's contents go.
+enum Place {
+    Chunks,
+    New(File),
+    /// Nothing is to come: an image of this store has the same page file, of which this one has a name too.
+    Linked(Part),
 }
 
 /// Where contents lie in a page file of an image.
 struct PageFileLocation {
     path: PathBuf,
     offset: u64,
+}
+
+/// The page files of this store's images.
+#[derive(Default)]
+struct Known {
+    chunks: HashMap<(ContentHash, u64), PageFileLocation>,
+    files: Vec<(PathBuf, Part)>,
 }
 
 impl Store {
@@ -93,24 +108,30 @@ impl Store {
             let Manifest { name, id, .. } = std::mem::take(own);
             *own = Manifest { name, id, parts: Vec::new(), ..manifest.clone() };
         }
-        let needed = manifest.parts.iter().map(Part::stored).sum();
+        let known = self.known()?;
+        let linked: Vec<_> = manifest.parts.iter().map(|part| known.link(&draft, part)).collect();
+        let new = || manifest.parts.iter().zip(&linked).filter(|(_, linked)| linked.is_none());
+        let needed = new().map(|(part, _)| part.stored()).sum();
         let free = free_bytes(draft.path());
         if needed > free {
             return Err(Error::DiskFull { path: draft.path().to_path_buf(), needed, free });
         }
-        let file = |part: &Part| part.file.is_some().then(|| draft.new_file(part)).transpose();
-        let files = manifest.parts.iter().map(file).collect::<Result<Vec<_>>>()?;
-        let mut incoming = Incoming { draft, manifest, files, kept: HashMap::new(), wanted: Vec::new() };
-        incoming.take_known(&self.places()?)?;
+        let place = |(part, linked): (&Part, Option<Part>)| match linked {
+            Some(linked) => Ok(Place::Linked(linked)),
+            None if part.file.is_some() => draft.new_file(part).map(Place::New),
+            None => Ok(Place::Chunks),
+        };
+        let places = manifest.parts.iter().zip(linked).map(place).collect::<Result<Vec<_>>>()?;
+        let mut incoming = Incoming { draft, manifest, places, kept: HashMap::new(), wanted: Vec::new() };
+        incoming.take_known(&known.chunks)?;
         Ok(incoming)
     }
 
-    /// Where what lies in this store's page files lies.
-    fn places(&self) -> Result<HashMap<(ContentHash, u64), PageFileLocation>> {
-        let mut places = HashMap::new();
+    fn known(&self) -> Result<Known> {
+        let Known { mut chunks, mut files } = Known::default();
         for image in list(&self.layout.images())? {
             let Ok(manifest) = peek(&image) else { continue };
-            for part in &manifest.parts {
+            for part in manifest.parts {
                 let Some(file) = &part.file else { continue };
                 for (number, chunk) in part.chunks.iter().enumerate() {
                     if chunk.encoding != Encoding::Zero {
@@ -118,12 +139,28 @@ impl Store {
                             path: image.join(file),
                             offset: number as u64 * part.chunk_bytes,
                         };
-                        places.insert((chunk.hash, chunk.bytes), location);
+                        chunks.insert((chunk.hash, chunk.bytes), location);
                     }
+                }
+                if part.kind == PartKind::CpuPages {
+                    files.push((image.join(file), part));
                 }
             }
         }
-        Ok(places)
+        Ok(Known { chunks, files })
+    }
+}
+
+impl Known {
+    /// Gives a draft a name for the page file that is to come, if one is here that has all of it.
+    fn link(&self, draft: &Draft, part: &Part) -> Option<Part> {
+        let shape = |part: &Part| (part.kind.clone(), part.bytes, part.tail, part.chunk_bytes);
+        let is_same = |known: &Part| shape(known) == shape(part) && known.chunks == part.chunks;
+        let mut same = self.files.iter().filter(|(_, known)| is_same(known));
+        // One that is removed or written to meanwhile does not have it.
+        same.find_map(|(path, known)| {
+            draft.link_pages(Part { modified_ns: known.modified_ns, ..part.clone() }, path).ok()
+        })
     }
 }
 
@@ -163,8 +200,10 @@ impl Incoming {
         scratch: &mut Vec<u8>,
     ) -> Result<Option<Option<ChunkRef>>> {
         let part = &self.manifest.parts[due.part];
-        let Some(file) = &self.files[due.part] else {
-            return Ok(self.draft.known(due.chunk)?.map(Some));
+        let file = match &self.places[due.part] {
+            Place::Chunks => return Ok(self.draft.known(due.chunk)?.map(Some)),
+            Place::Linked(_) => return Ok(Some(None)),
+            Place::New(file) => file,
         };
         let Some(location) = places.get(&(due.chunk.hash, due.chunk.bytes)) else { return Ok(None) };
         scratch.resize(due.chunk.bytes as usize, 0);
@@ -203,16 +242,21 @@ impl Incoming {
             for at in &places[&(due.chunk.hash, due.chunk.bytes)] {
                 let due = &all[*at];
                 let part = &self.manifest.parts[due.part];
-                match &self.files[due.part] {
-                    Some(file) => {
+                match &self.places[due.part] {
+                    Place::New(file) => {
                         self.draft.write_at(part, file, due.number as u64 * part.chunk_bytes, &contents)?;
                     }
-                    None => drop(kept.insert(due.chunk.hash, self.draft.keep(part, &contents)?)),
+                    Place::Chunks => drop(kept.insert(due.chunk.hash, self.draft.keep(part, &contents)?)),
+                    Place::Linked(_) => {}
                 }
             }
         }
-        for (part, file) in self.manifest.parts.iter().zip(self.files) {
-            keep_part(&self.draft, part, file, &kept)?;
+        for (part, place) in self.manifest.parts.iter().zip(self.places) {
+            match place {
+                Place::Chunks => keep_part(&self.draft, part, None, &kept)?,
+                Place::New(file) => keep_part(&self.draft, part, Some(file), &kept)?,
+                Place::Linked(linked) => self.draft.adopt(vec![linked])?,
+            }
         }
         match check(self.draft.path()) {
             None => Ok((self.draft.commit()?, bytes)),
@@ -230,7 +274,6 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::manifest::PartKind;
 
     const NOTHING_WRONG: &dyn Fn(&Path) -> Option<String> = &|_| None;
 
@@ -285,6 +328,49 @@ mod tests {
             second.read_part(part, 0, &mut read).unwrap();
             assert!(read == expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_page_file_that_is_there_gets_another_name() {
+        let (root, here, there) = stores();
+        let image = |name: &str, first: &[u8], second: &[u8]| {
+            let draft = here.begin(name).unwrap();
+            for (name, bytes) in [("anon", first), ("more", second)] {
+                let file = root.path().join("pages");
+                std::fs::write(&file, bytes).unwrap();
+                let known = crate::HashedChunks::new();
+                draft.take_pages(PartKind::CpuPages, name, &file, bytes.len() as u64, &known).unwrap();
+            }
+            draft.commit().unwrap()
+        };
+        let (pages, mut changed) = (noise(1, 9 << 20), noise(2, 1 << 20));
+        transfer(&image("one", &pages, &changed), &there);
+        changed[0] ^= 1;
+        let second = image("two", &pages, &changed);
+        let inode = |image: &Image, name: &str| {
+            use std::os::unix::fs::MetadataExt;
+            let part = image.part(PartKind::CpuPages, name).unwrap();
+            std::fs::metadata(image.file_path(part).unwrap()).unwrap().ino()
+        };
+        let (came, bytes) = transfer(&second, &there);
+        let first = there.image("one").unwrap();
+        assert!(bytes <= 2 << 20, "{bytes}");
+        assert!(
+            inode(&came, "anon") == inode(&first, "anon") && inode(&came, "more") != inode(&first, "more")
+        );
+        let names =
+            |image: &Image| image.manifest().parts.iter().map(|part| part.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&came), names(&second));
+        // One that was written to is not what it was.
+        let part = came.part(PartKind::CpuPages, "anon").unwrap();
+        std::fs::write(came.file_path(part).unwrap(), &changed).unwrap();
+        drop(came);
+        there.remove("two").unwrap();
+        let (again, bytes) = transfer(&second, &there);
+        assert!(bytes >= 9 << 20 && inode(&again, "anon") != inode(&first, "anon"), "{bytes}");
+        let mut read = vec![0; pages.len()];
+        again.read_part(again.part(PartKind::CpuPages, "anon").unwrap(), 0, &mut read).unwrap();
+        assert!(read == pages);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::images::earlier_pages::EarlierPages;
 use crate::sandboxes::last_image::{ImageBaseline, Links, patience};
 use crate::timeline::PAGES;
 
+use super::Purpose;
 use super::attempt::Attempt;
 
 /// Among CRIU's images, which are no directories.
@@ -25,13 +26,14 @@ const DIRECTORY: &str = "ahead";
 const COPIES: [&str; 2] = ["copy ahead", "copy again"];
 
 impl Attempt<'_> {
-    /// Protects the memory of a program that is to go on, so that it can be copied; none where that is not wanted, or cannot be
-    /// done.
+    /// Protects the memory of a program that is to go on, here or elsewhere, so that it can be copied; none where that is not
+    /// wanted, or cannot be done.
     pub(super) fn protect(&self, scratch: &Path) -> Result<Option<PreCopy>> {
         // `off` has memory copied while programs stand still; `check` has what was copied before compared with what it is then.
         let wish = tuning::word(tuning::PRECOPY).unwrap_or_default();
         let Cpu::Sandbox(sandbox) = self.subject.cpu else { return Ok(None) };
-        if wish == "off" || !self.request.leave_running || self.subject.mode != Mode::Sandbox {
+        let goes_on = self.request.leave_running || matches!(self.request.purpose, Purpose::Move(_));
+        if wish == "off" || !goes_on || self.subject.mode != Mode::Sandbox {
             return Ok(None);
         }
         let out = scratch.join(DIRECTORY);
