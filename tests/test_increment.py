@@ -108,6 +108,60 @@ def test_a_restored_program_is_imaged_again_and_again():
         turns.take(7, "fourth")
 
 
+# Knows what each byte of its memory is: writes all of it but a part at the beginning, then single bytes here and there.
+REWRITES = """
+import os, sys, time
+import numpy as np
+from pathlib import Path
+place = Path(sys.argv[1])
+had = lambda: np.random.default_rng(1).integers(0, 256, 48 << 20, np.uint8)
+held, whole, single = had(), 0, 0
+
+def is_right():
+    expected = had()
+    expected[4 << 20:] += np.uint8(whole & 255)
+    expected[np.arange(single) * 9973 * 4096 % len(expected)] = 7
+    return np.array_equal(held, expected)
+
+print("ready", flush=True)
+while True:
+    if (place / f"whole-{whole}").exists():
+        held[4 << 20:] += 1
+        whole += 1
+        held[np.arange(single) * 9973 * 4096 % len(held)] = 7
+        print("whole", whole, is_right(), flush=True)
+    if (place / f"single-{single}").exists():
+        held[single * 9973 * 4096 % len(held)] = 7
+        single += 1
+        print("single", single, is_right(), flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_what_a_restored_program_has_written_is_copied_once_and_before_it_stands_still():
+    with Rekindle(REKINDLE_TUNING=CHECKED) as rekindle:
+        place, much = rekindle.root / "place", 40 << 20
+        place.mkdir()
+        rekindle.run("program-0", sys.executable, "-c", REWRITES, place)
+        rekindle.wait_lines("program-0", 1)
+        image(rekindle, "0", "program-0")
+        for generation in range(1, 4):
+            before, name = f"program-{generation - 1}", f"program-{generation}"
+            rekindle("kill", before)
+            rekindle.restore(str(generation - 1), name)
+            (place / f"whole-{generation - 1}").touch()
+            rekindle.wait(lambda: f"whole {generation} True" in rekindle.lines(name), "all to be written")
+            report = image(rekindle, "once", name)
+            assert report["copy ahead"]["bytes"] > much and report["dump"]["bytes"] < much / 10, report
+            (place / f"single-{generation - 1}").touch()
+            rekindle.wait(lambda: f"single {generation} True" in rekindle.lines(name), "a byte to be written")
+            report = image(rekindle, str(generation), name)
+            assert report[LAST]["bytes"] > much and report["copy ahead"]["bytes"] < much / 4, report
+            # What it still maps of the file that it was restored from, which most of it has left behind, is written again.
+            assert own_bytes(rekindle, str(generation)) < much / 2
+            rekindle("rmi", "once")
+
+
 def test_a_program_that_has_become_another_is_taken_whole():
     with Rekindle(REKINDLE_TUNING=CHECKED) as rekindle:
         turns = Turns(rekindle)

@@ -28,6 +28,9 @@ const LITTLE: u64 = 1 << 20;
 const MOST_THREADS: usize = 4;
 /// How much each reads at once.
 const PIECE: u64 = 2 << 20;
+/// Stretches of page files' mappings that are protected, the longest of a process: each becomes an area of its own.
+const LEAST_STRETCH: u64 = 1 << 20;
+const MOST_STRETCHES: usize = 128;
 /// A hole costs a system call: as much time as copying so much.
 const LEAST_HOLE: u64 = 64 << 10;
 
@@ -232,23 +235,28 @@ fn threads() -> usize {
     (processors / 4).clamp(1, MOST_THREADS)
 }
 
-/// The private mappings of files, without code, that were written to. Page files are not among them: a mapping that can be
-/// protected is brought page by page, and those are much that is not there yet.
+/// The private mappings of files, without code, that were written to; of page files the stretches that were written whole. A
+/// mapping that can be protected is brought page by page, and of page files there is much that is not there yet.
 fn written_mappings(areas: &[maps::Area], pagemap: &File) -> io::Result<Vec<Range<u64>>> {
     let own = page_scan::own(pagemap)?;
-    let is_written = |span: &Range<u64>| {
+    let written = |span: &Range<u64>| {
         let first = own.partition_point(|own| own.end <= span.start);
-        own.get(first).is_some_and(|own| own.start < span.end)
+        let met: Vec<_> = own[first..].iter().take_while(|own| own.start < span.end).collect();
+        met.into_iter().map(|own| own.start.max(span.start)..own.end.min(span.end)).collect::<Vec<_>>()
     };
     let is_page_file = |area: &maps::Area| area.path().is_some_and(|path| page_file_name(&path).is_some());
-    let is_chosen = |area: &&maps::Area| {
-        !area.is_shared
-            && area.inode != 0
-            && !area.may(libc::PROT_EXEC)
-            && is_written(&area.span)
-            && !is_page_file(area)
-    };
-    Ok(areas.iter().filter(is_chosen).map(|area| area.span.clone()).collect())
+    let may_be = |area: &&maps::Area| !area.is_shared && area.inode != 0 && !area.may(libc::PROT_EXEC);
+    let (mut whole, mut stretches) = (Vec::new(), Vec::new());
+    for area in areas.iter().filter(may_be) {
+        let written = written(&area.span);
+        match is_page_file(area) {
+            true => stretches.extend(written.into_iter().filter(|one| one.end - one.start >= LEAST_STRETCH)),
+            false => whole.extend((!written.is_empty()).then(|| area.span.clone())),
+        }
+    }
+    stretches.sort_unstable_by_key(|one| std::cmp::Reverse(one.end - one.start));
+    whole.extend(stretches.into_iter().take(MOST_STRETCHES));
+    Ok(whole)
 }
 
 /// The parts of `span`, and where each lies in a file that has some runs.
