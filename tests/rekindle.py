@@ -156,7 +156,10 @@ def end(pid, command):
 
 
 class Rekindle:
-    """`with Rekindle() as r: r("ps")`. Leaves nothing behind, and says what would be left. Images lie below `state`, if it is given."""
+    """`with Rekindle() as r: r("ps")`. Leaves nothing behind, and says what would be left. Images lie below `state`, if it is given.
+
+    Binaries that lie elsewhere have this checkout's CRIU.
+    """
 
     def __init__(self, gpu="emulated", binaries=None, state=None, **environment):
         self.gpu = gpu
@@ -175,6 +178,8 @@ class Rekindle:
             REKINDLE_FAULT_MARKS=str(self.marks),
             **environment,
         )
+        if binaries and (ROOT / ".build/criu").is_dir():
+            self.environment.setdefault("REKINDLE_CRIU_DIR", str(ROOT / ".build/criu"))
         # NumPy's threads would spin on processors that other tests need.
         self.environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         # A line is one write, so that a checkpoint never finds half of one written.
@@ -213,6 +218,11 @@ class Rekindle:
     def begin(self, *arguments):
         """Begins a command, whose end is to be waited for."""
         return Begun(self, arguments)
+
+    def own_cpu_bytes(self, image):
+        """What an image has of a CPU half that no other image has."""
+        parts = self.json("inspect", image)["parts"]
+        return sum(part["stored"] for part in parts if part["kind"].startswith("cpu") and not part.get("from"))
 
     def json(self, *arguments, **options):
         return json.loads(self(*arguments, "--json", **options))

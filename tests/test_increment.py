@@ -50,12 +50,6 @@ def image(rekindle, to, name="first"):
     return phases(rekindle.json("checkpoint", name, "--to", to, "--leave-running"))
 
 
-def own_bytes(rekindle, name):
-    """What an image has of a CPU half that no other image has."""
-    parts = rekindle.json("inspect", name)["parts"]
-    return sum(part["stored"] for part in parts if part["kind"].startswith("cpu") and not part.get("from"))
-
-
 def links(rekindle):
     return os.listdir(rekindle.state / "last-images")
 
@@ -65,12 +59,12 @@ def test_each_image_has_what_was_written_since_the_one_before_and_stands_for_its
         turns = Turns(rekindle)
         first = image(rekindle, "0")
         assert LAST not in first
-        copied, own = first["copy ahead"]["bytes"], own_bytes(rekindle, "0")
+        copied, own = first["copy ahead"]["bytes"], rekindle.own_cpu_bytes("0")
         for turn in range(1, 9):
             turns.take(turn, "first")
             report = image(rekindle, str(turn))
             assert report[LAST]["bytes"] > STILL > report["copy ahead"]["bytes"], report
-            assert report["copy ahead"]["bytes"] < copied / 2 and own_bytes(rekindle, str(turn)) < own / 2, report
+            assert report["copy ahead"]["bytes"] < copied / 2 and rekindle.own_cpu_bytes(str(turn)) < own / 2, report
         # Those that the others were made from go.
         rekindle("rmi", "0", "2", "4", "7")
         turns.take(9, "first")
@@ -158,7 +152,7 @@ def test_what_a_restored_program_has_written_is_copied_once_and_before_it_stands
             report = image(rekindle, str(generation), name)
             assert report[LAST]["bytes"] > much and report["copy ahead"]["bytes"] < much / 4, report
             # What it still maps of the file that it was restored from, which most of it has left behind, is written again.
-            assert own_bytes(rekindle, str(generation)) < much / 2
+            assert rekindle.own_cpu_bytes(str(generation)) < much / 2
             rekindle("rmi", "once")
 
 
