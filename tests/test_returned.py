@@ -75,9 +75,14 @@ def test_who_is_started_has_a_context_of_which_nobody_had_anything(rekindle):
     image(rekindle, "one", sys.executable, SERVER, "one")
     restored(rekindle, "one", "first")
     worker = ended(rekindle, "first")
-    rekindle("run", "-d", "--name", "other", "--gpu", rekindle.gpu, "--network", "private", "--", sys.executable, SERVER, "other")
-    assert rekindle.wait_lines("other", 1)
-    assert rekindle.sandbox("other")["workers"] != [worker]
+    # More at once than there are new ones that wait.
+    others = [f"other-{number}" for number in range(4)]
+    for name in others:
+        rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, "--network", "private", "--", sys.executable, SERVER, name)
+    for name in others:
+        assert rekindle.wait_lines(name, 1)
+        assert worker not in rekindle.sandbox(name)["workers"]
+    assert worker in returned(rekindle)
 
 
 def test_all_memory_is_there_for_the_next(tmp_path):

@@ -31,7 +31,7 @@ impl TracerState {
         }
         let [request, _, address, options, ..] = call.words;
         if let Some(tracee) = self.tracees.get_mut(&thread).filter(|tracee| tracee.ahead == Ahead::Seized) {
-            if ended(thread).is_some() {
+            if tracee.ended.is_some() || ended(thread).is_some() {
                 self.tracees.remove(&thread);
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
