@@ -40,16 +40,20 @@ struct link {
 /* There is no link. */
 #define NO_LINK 1u
 
-/* What is known of the program's TCP sockets. */
-#define TCP_IS_LOOKED_AT 1u
-#define TCP_LISTENS 2u
+/* What a thread of ours finds out, as in look_ahead.rs: 0 if nobody looks. */
+#define LOOKED_AT 1u
+#define SO 2u
+typedef _Atomic uint32_t look_ahead;
 
 struct shared {
-	_Atomic uint32_t criu, hides_unwritten, answered, linked, tcp, unused_word;
+	_Atomic uint32_t criu, hides_unwritten, answered, linked;
+	/* All TCP sockets of the program listen. */
+	look_ahead all_listen;
+	_Atomic uint32_t unused_word;
 	struct {
 		_Atomic uint32_t pid, is_used;
 		_Atomic uint64_t at, length, links, link_count, written, written_count;
-		_Atomic uint32_t is_written_known, has_no_guards;
+		look_ahead is_written_known, has_no_guards;
 	} areas[PROCESSES];
 	/* Which thread each of the table is, as far as there are any; apart from that, which lies on many pages. */
 	_Atomic uint32_t thread_count, unused_count;
@@ -69,6 +73,8 @@ extern __attribute__((visibility("hidden"))) struct shared *shared;
 
 /* Whether this is the CRIU that all is for, and not one of its children, which have the memory too. */
 __attribute__((visibility("hidden"))) int is_criu(void);
+/* Whether something is so, which is waited for if it is being looked at; 0 if nobody has found that out. */
+__attribute__((visibility("hidden"))) int is_found(const look_ahead *look);
 /* The process whose directory in /proc this is, or a file in it; 0 if it is none. */
 __attribute__((visibility("hidden"))) uint32_t process(int directory);
 /* The number of the file that a descriptor is of, to see whether it is of another one by now: descriptors are closed by ways that

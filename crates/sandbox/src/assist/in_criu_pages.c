@@ -1,6 +1,5 @@
 /* CRIU's look for pages, without those that were copied before the program stood still. */
 #define _GNU_SOURCE
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -24,12 +23,9 @@ struct scan {
 #define GUARD 256ul
 /* Where the addresses of processes end. */
 #define END 0x7ffffffff000ul
-/* More stretches than these are not kept. */
-#define MOST 32768
-
 /* Where a process's pages were written to since they were protected, or cannot be protected: none of its others are CRIU's to
- * dump. The process stands still from before CRIU opens its `pagemap` until after it closes that. Mostly we have been told;
- * see written.rs. */
+ * dump. The process stands still from before CRIU opens its `pagemap` until after it closes that. See
+ * written.rs. */
 static const struct region *written;
 static long written_count;
 /* CRIU's descriptor of the `pagemap` that this is of, and the file's number; -1 if of none. */
@@ -48,49 +44,26 @@ void forget_pages(int fd)
 		written_of = -1;
 }
 
-/* Asked for nothing else, the kernel looks at page tables alone; asked for all that CRIU wants to know, also at what it knows of
- * each page, which is elsewhere. */
+/* The place of the process that a descriptor is of; PROCESSES if it was not described. CRIU asks about memory of its own, too,
+ * which does not stand still. */
+static uint32_t place(int fd)
+{
+	uint32_t pid = process(fd), at = 0;
+	while (at < PROCESSES && (!pid || shared->areas[at].pid != pid))
+		at++;
+	return at;
+}
+
 static void find_written(int fd)
 {
-	/* CRIU asks about memory of its own, too, which does not stand still. */
-	uint32_t pid = process(fd), at_place = 0;
+	uint32_t at = place(fd);
 	written_of = fd;
 	written_inode = inode(fd);
-	is_known = 0;
-	written_count = 0;
-	static struct region *own_look;
-	while (at_place < PROCESSES && (!pid || shared->areas[at_place].pid != pid))
-		at_place++;
-	if (at_place == PROCESSES)
-		return;
-	if (shared->areas[at_place].is_written_known) {
-		written = (const void *)((const char *)shared + shared->areas[at_place].written);
-		written_count = shared->areas[at_place].written_count;
-		is_known = 1;
-		return;
+	is_known = at < PROCESSES && is_found(&shared->areas[at].is_written_known);
+	if (is_known) {
+		written = (const void *)((const char *)shared + shared->areas[at].written);
+		written_count = shared->areas[at].written_count;
 	}
-	if (!own_look && !(own_look = malloc(MOST * sizeof(*own_look))))
-		return;
-	written = own_look;
-	/* A page that was not written to under another protection than ours has no note of it, and is found so. */
-	struct region first;
-	struct scan other = {.size = sizeof(other), .end = END, .vec = (uintptr_t)&first, .vec_len = 1, .max_pages = 1};
-	other.inverted = other.mask = PROTECTABLE | WRITTEN;
-	other.any_of = other.wanted = PRESENT | SWAPPED;
-	if (ask(fd, &other))
-		return;
-	for (uint64_t at = 0; at < END;) {
-		struct scan quick = {.size = sizeof(quick), .start = at, .end = END, .mask = WRITTEN, .wanted = WRITTEN};
-		quick.vec = (uintptr_t)(own_look + written_count);
-		quick.vec_len = MOST - written_count;
-		long found = quick.vec_len ? ask(fd, &quick) : -1;
-		if (found < 0 || quick.walk_end <= at)
-			return;
-		written_count += found;
-		/* It may have looked farther than it says. */
-		at = found && written[written_count - 1].end > quick.walk_end ? written[written_count - 1].end : quick.walk_end;
-	}
-	is_known = 1;
 }
 
 /* All pages in a stretch that are CRIU's to dump. */
@@ -133,11 +106,8 @@ static int has_no_guards(int fd, const struct scan *asked)
 {
 	if (asked->flags || asked->inverted || asked->any_of || asked->mask != GUARD || asked->wanted != GUARD)
 		return 0;
-	uint32_t pid = process(fd);
-	for (uint32_t n = 0; pid && n < PROCESSES; n++)
-		if (shared->areas[n].pid == pid)
-			return shared->areas[n].has_no_guards;
-	return 0;
+	uint32_t at = place(fd);
+	return at < PROCESSES && is_found(&shared->areas[at].has_no_guards);
 }
 
 static int scan(int fd, struct scan *asked)

@@ -9,27 +9,14 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "in_criu.h"
-
-/* So often, 50 us each, is looked whether it is known what the program has: for as long as asking takes. */
-#define PATIENCE 60
 
 struct request {
 	struct nlmsghdr head;
 	struct inet_diag_req_v2 asked;
 };
-
-/* Whether all TCP sockets of the program listen. */
-static int all_listen(void)
-{
-	struct timespec moment = {.tv_nsec = 50000};
-	for (int n = 0; shared->tcp == TCP_IS_LOOKED_AT && n < PATIENCE; n++)
-		nanosleep(&moment, NULL);
-	return shared->tcp == TCP_LISTENS;
-}
 
 static int asks_for_tcp(const struct msghdr *message)
 {
@@ -43,7 +30,7 @@ static int asks_for_tcp(const struct msghdr *message)
 
 ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-	if (!is_criu() || !asks_for_tcp(message) || !all_listen())
+	if (!is_criu() || !asks_for_tcp(message) || !is_found(&shared->all_listen))
 		return syscall(SYS_sendmsg, fd, message, flags);
 	struct iovec part = *message->msg_iov;
 	uint8_t bytes[256];

@@ -1,9 +1,9 @@
 //! A library of ours in CRIU, which does some of a dump's calls in a shorter way, while the program stands still.
 //!
 //! ```text
-//!  CRIU ── PAGEMAP_SCAN ─▶ the kernel, and what is hidden is left out at once: no tracer is asked
+//!  CRIU ── PAGEMAP_SCAN ─▶ the kernel, and what is hidden is left out at once: no tracer is asked.
+//!                          Where that is, a thread of ours looks as soon as the program stands
 //!       ── open smaps ───▶ areas, described before the program stood still, if they are those that there are
-//!                          as soon as the program stands, a thread of ours has looked where that is
 //!       ── map_files ────▶ what an area's link is, asked by several threads as soon as the program stands
 //!       ── fdinfo ───────▶ of a mapped file, what one call tells
 //!       ── sock_diag ────▶ of TCP the sockets that listen, if the program has no others
@@ -19,6 +19,7 @@ mod areas;
 #[cfg(test)]
 pub mod fake_criu;
 mod links;
+mod look_ahead;
 #[cfg(test)]
 mod other_orders;
 mod written;
@@ -36,6 +37,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::conversation::Library;
 
 pub use answers::{Answer, Answers};
+use look_ahead::LookAhead;
 
 /// Loaded into CRIU.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/in_criu.so"));
@@ -45,10 +47,6 @@ pub const VARIABLE: &str = "REKINDLE_ASSIST";
 const PROCESSES: usize = 16;
 /// What is shared, and room for descriptions: those of some 400,000 areas.
 const LENGTH: usize = 64 << 20;
-/// As in `in_criu.h`.
-const TCP_IS_LOOKED_AT: u32 = 1;
-const TCP_LISTENS: u32 = 2;
-const TCP_HAS_OTHERS: u32 = 3;
 /// An image's own [list of files](crate::inventory) has their build ids, and a restore compares them. CRIU need not read them
 /// once more.
 const OPTIONS: &[u8] = b"file-validation filesize\n";
@@ -63,8 +61,8 @@ struct Shared {
     answered: AtomicU32,
     /// Of how many links CRIU was told what they are.
     linked: AtomicU32,
-    /// What is known of the program's TCP sockets.
-    tcp: AtomicU32,
+    /// Whether all TCP sockets that the program has listen.
+    all_listen: LookAhead,
     unused_word: AtomicU32,
     areas: [DescribedProcess; PROCESSES],
     /// How many threads are in the table.
@@ -91,8 +89,8 @@ struct DescribedProcess {
     /// Where stretches of written pages are, and how many, once they are known.
     written: AtomicU64,
     written_count: AtomicU64,
-    is_written_known: AtomicU32,
-    has_no_guards: AtomicU32,
+    is_written_known: LookAhead,
+    has_no_guards: LookAhead,
 }
 
 /// What one CRIU and we share.
@@ -149,13 +147,12 @@ impl Assist {
 
     /// The program stands still, and its sockets are about to be looked at.
     pub fn looks_at_sockets(&self) {
-        self.shared().tcp.store(TCP_IS_LOOKED_AT, Ordering::Release);
+        self.shared().all_listen.begin();
     }
 
     /// Whether all TCP sockets that the program has listen: then CRIU need not ask for others.
     pub fn sockets_are_known(&self, all_listen: bool) {
-        let known = if all_listen { TCP_LISTENS } else { TCP_HAS_OTHERS };
-        self.shared().tcp.store(known, Ordering::Release);
+        self.shared().all_listen.end(all_listen);
     }
 
     /// How many requests of `ptrace` were answered there.
