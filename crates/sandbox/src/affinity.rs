@@ -1,6 +1,7 @@
 //! Which processors threads may use.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
@@ -26,12 +27,15 @@ pub fn here() -> Option<CpuSet> {
 
 /// Gives a thread the processors that it had. One that may use all that there are may also use those that come later.
 pub fn give_back(thread: i32, had: &CpuSet) {
-    let mut all = CpuSet::new();
-    (0..CpuSet::count()).for_each(|processor| {
-        let _ = all.set(processor);
+    static ALL: LazyLock<CpuSet> = LazyLock::new(|| {
+        let mut all = CpuSet::new();
+        (0..CpuSet::count()).for_each(|processor| {
+            let _ = all.set(processor);
+        });
+        all
     });
     // One that has ended needs none.
-    if set(thread, &all).is_err() || of(thread).as_ref() != Some(had) {
+    if set(thread, &ALL).is_err() || of(thread).as_ref() != Some(had) {
         let _ = set(thread, had);
     }
 }

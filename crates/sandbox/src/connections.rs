@@ -39,6 +39,7 @@ pub fn inside(pids: &[i32]) -> BTreeSet<u64> {
     find(pids).inside
 }
 
+/// The same, and whether there are others than such that listen.
 pub fn find(pids: &[i32]) -> Found {
     let mut seen = BTreeSet::new();
     let mut found = BTreeMap::new();

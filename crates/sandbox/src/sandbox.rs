@@ -223,7 +223,8 @@ impl Sandbox {
 
     /// The program stands still, and nobody has changed which processors its threads have.
     pub(crate) fn note_processors(&self) {
-        let threads = self.pids().into_values().flat_map(process::threads).chain([self.init_pid]);
+        let processes = self.root_pid().map(process::tree).unwrap_or_default();
+        let threads = processes.into_iter().flat_map(process::threads).chain([self.init_pid]);
         *self.processors.lock().unwrap_or_else(PoisonError::into_inner) = Noted::take(threads);
     }
 

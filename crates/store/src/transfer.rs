@@ -85,7 +85,6 @@ struct PageFileLocation {
 }
 
 /// The page files of this store's images.
-#[derive(Default)]
 struct Known {
     chunks: HashMap<(ContentHash, u64), PageFileLocation>,
     files: Vec<(PathBuf, Part)>,
@@ -128,7 +127,7 @@ impl Store {
     }
 
     fn known(&self) -> Result<Known> {
-        let Known { mut chunks, mut files } = Known::default();
+        let (mut chunks, mut files) = (HashMap::new(), Vec::new());
         for image in list(&self.layout.images())? {
             let Ok(manifest) = peek(&image) else { continue };
             for part in manifest.parts {
@@ -154,8 +153,10 @@ impl Store {
 impl Known {
     /// Gives a draft a name for the page file that is to come, if one is here that has all of it.
     fn link(&self, draft: &Draft, part: &Part) -> Option<Part> {
-        let shape = |part: &Part| (part.kind.clone(), part.bytes, part.tail, part.chunk_bytes);
-        let is_same = |known: &Part| shape(known) == shape(part) && known.chunks == part.chunks;
+        let shape = |part: &Part| (part.bytes, part.tail, part.chunk_bytes);
+        let is_same = |known: &Part| {
+            known.kind == part.kind && shape(known) == shape(part) && known.chunks == part.chunks
+        };
         let mut same = self.files.iter().filter(|(_, known)| is_same(known));
         // One that is removed or written to meanwhile does not have it.
         same.find_map(|(path, known)| {

@@ -9,7 +9,7 @@ use std::path::Path;
 use nix::unistd::Pid;
 use rekindle_parallel::Urgent;
 
-use super::affinity::OneProcessor;
+use super::one_processor::OneProcessor;
 use crate::attributes::Attributes;
 use crate::process;
 

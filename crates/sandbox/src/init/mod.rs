@@ -2,7 +2,6 @@
 //!
 //! Both are single-threaded from their first instruction, so forking without exec is sound in them.
 
-mod affinity;
 mod commands;
 mod dump;
 mod findings;
@@ -10,6 +9,7 @@ mod haste;
 mod hold;
 mod look;
 mod mounts;
+mod one_processor;
 mod outer;
 pub(crate) mod program;
 mod reap;

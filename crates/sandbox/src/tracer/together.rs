@@ -20,8 +20,8 @@ impl TracerState {
     /// A thread is about to be asked for this.
     pub(super) fn bring_together(&mut self, request: Request, thread: i32) {
         // Before that somebody may look which processors it has.
-        let may = self.answers.as_ref().is_some_and(|answers| answers.are_processors_noted());
-        if !may || !goes_on(request) {
+        let may = || self.answers.as_ref().is_some_and(|answers| answers.are_processors_noted());
+        if !goes_on(request) || !may() {
             return;
         }
         if self.processor_of_all.is_none() {

@@ -48,7 +48,7 @@ impl Stop {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tracee {
     pub process: i32,
     pub options: u64,
@@ -76,8 +76,7 @@ impl Tracee {
 
     /// One of this process.
     pub fn of(process: i32, options: u64) -> Self {
-        let (stop, ended, failed, before, processors) = (None, None, None, None, None);
-        Self { process, options, stop, ended, failed, before, ahead: Ahead::No, processors }
+        Self { process, options, ..Self::default() }
     }
 }
 
